@@ -1,0 +1,108 @@
+// A set of ranks that communicate: the one interface between the engine and every transport.
+//
+// Members are numbered 0..size()-1 in the order in which they were named to split() (shard order, see design section 1),
+// which need not be rank order. Sums over members always follow one fixed binary tree over their *global* rank numbers,
+// ((0+1)+(2+3)), so that hierarchical and flat reductions give the same bits when the world is a power of two; for other
+// sizes the tree splits at the largest power of two below the size.
+//
+// All members issue the same calls in the same order. Every call carries an Identity; members that disagree about it, or
+// about sizes, get a CommError that names both sides before any byte is used. A member that is dead or silent for longer
+// than the deadline becomes a CommError on every other one, with its global rank and the operation. After a CommError the
+// group can only be destroyed.
+//
+// Calls return at once; the memory named in a request belongs to the operation until wait() returns. Operations progress
+// without the caller. A Group is used by one thread.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dovetail/base/dtype.h"
+#include "dovetail/base/interval.h"
+#include "dovetail/comm/counters.h"
+#include "dovetail/comm/identity.h"
+
+namespace dovetail::comm {
+
+// An operation under way. wait() returns when its results may be read and its memory reused; it throws CommError.
+// Destroying an unfinished handle waits too, and drops the error.
+class Work {
+ public:
+  virtual ~Work() = default;
+  virtual void wait() = 0;
+};
+using WorkHandle = std::unique_ptr<Work>;  // never null
+
+// One plane of a gather. Slices (bytes of the whole, ascending, disjoint, one per member, possibly empty) say what each
+// member holds.
+struct GatherPlane {
+  const std::byte* shard = nullptr;  // this member's slice: slices[rank].size() bytes; may lie in place inside `whole`
+  std::byte* whole = nullptr;        // slices.back().end bytes; ignored when needs_gather_buffer() is false
+  std::vector<Interval> slices;
+};
+
+struct Gathered {
+  WorkHandle work;
+  std::vector<const std::byte*> whole;  // per plane: where the whole plane can be read once work is done
+};
+
+// output[i] (+)= sum over members of their input[slices[rank].begin + i], taken in fp32.
+struct ReduceScatter {
+  const std::byte* input = nullptr;  // slices.back().end elements of `dtype` (fp32 or bf16)
+  DType dtype = DType::f32;
+  std::vector<Interval> slices;      // elements, one per member
+  float* output = nullptr;           // slices[rank].size() elements; may not overlap input
+  bool accumulate = false;           // add to output instead of replacing it
+  std::span<std::byte> scratch;      // reduce_scratch_bytes() bytes
+};
+
+// One point-to-point message. A member may send to itself.
+struct Send { int to; std::span<const std::byte> bytes; };
+struct Receive { int from; std::span<std::byte> bytes; };
+
+class Group {
+ public:
+  virtual ~Group() = default;
+
+  virtual int rank() const = 0;  // this member's number
+  int size() const { return static_cast<int>(global_ranks().size()); }
+  virtual std::span<const int> global_ranks() const = 0;  // per member
+
+  // False where the whole is addressable without a buffer: one member, or a transport of shared mappings.
+  virtual bool needs_gather_buffer() const = 0;
+  // Sent: own slice to each of the other members; steps: 1. All planes travel as one operation.
+  virtual Gathered all_gather(std::span<const GatherPlane> planes, const Identity& id) = 0;
+
+  virtual int64_t reduce_scratch_bytes(DType dtype, std::span<const Interval> slices) const = 0;
+  // Sent: every other member's slice; steps: 1, plus the sum.
+  virtual WorkHandle reduce_scatter(const ReduceScatter& request, const Identity& id) = 0;
+
+  // In place sum of fp32 over members, the same bits on all. Sent: 2*(size-1)/size of the data.
+  // scratch: all_reduce_scratch_bytes(data.size()) bytes.
+  virtual int64_t all_reduce_scratch_bytes(int64_t elements) const = 0;
+  virtual WorkHandle all_reduce(std::span<float> data, std::span<std::byte> scratch, const Identity& id) = 0;
+
+  // Point-to-point moves run at once. Every member calls it, with empty lists where it has no part; messages between two
+  // members match in the order of their lists.
+  virtual WorkHandle exchange(std::span<const Send> sends, std::span<const Receive> receives, const Identity& id) = 0;
+
+  // Returns every member's bytes in member order; lengths may differ. Small control messages (votes, hashes): counted as
+  // control bytes. Blocks.
+  virtual std::vector<std::vector<std::byte>> gather_bytes(std::span<const std::byte> mine, const Identity& id) = 0;
+
+  virtual void barrier(const Identity& id) = 0;
+
+  // A group of the named members of this one (numbers here), numbered there in the order given. Called by all members of
+  // this group with the lists of all new groups (disjoint; each member in exactly one); returns the caller's.
+  virtual std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) = 0;
+
+  virtual const Counters& counters() const = 0;  // shared by all groups split from one world
+
+  virtual std::chrono::milliseconds deadline() const = 0;
+};
+
+}  // namespace dovetail::comm
