@@ -1,0 +1,61 @@
+// A unit is a module whose parameters are gathered together. C++ modules have no forward hooks, so a model says where its
+// units are by building blocks as Unit<Block>: a Block whose forward lets whoever is attached act before and after.
+// Without anything attached it is the Block. Names of parameters and children do not change.
+//
+//   auto layer = std::make_shared<ops::Unit<DecoderLayer>>(config);
+//   layer->forward(x, positions);         // Block::forward, between before_forward and after_forward
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "dovetail/ops/tensors.h"
+
+namespace dovetail::ops {
+
+class UnitHooks {
+ public:
+  virtual ~UnitHooks() = default;
+  // May replace tensors in place (by identity nodes that see the backward pass).
+  virtual void before_forward(std::span<at::Tensor* const> inputs) = 0;
+  virtual void after_forward(std::span<at::Tensor* const> outputs) = 0;
+};
+
+// What the engine finds in a module tree (dynamic_cast over modules()).
+class UnitBase {
+ public:
+  virtual ~UnitBase() = default;
+  void attach(std::shared_ptr<UnitHooks> hooks) { hooks_ = std::move(hooks); }
+  void detach() { hooks_.reset(); }
+  bool attached() const { return hooks_ != nullptr; }
+
+ protected:
+  std::shared_ptr<UnitHooks> hooks_;
+};
+
+template <class Block>
+class Unit : public Block, public UnitBase {
+ public:
+  using Block::Block;
+
+  template <class... Args>
+  auto forward(Args&&... args) {
+    if (!hooks_) return Block::forward(std::forward<Args>(args)...);
+    const std::shared_ptr<UnitHooks> hooks = hooks_;
+    auto inputs = std::make_tuple(std::decay_t<Args>(std::forward<Args>(args))...);
+    std::vector<at::Tensor*> tensors;
+    collect_tensors(inputs, tensors);
+    hooks->before_forward(tensors);
+    auto output = std::apply([this](auto&... a) { return Block::forward(a...); }, inputs);
+    tensors.clear();
+    collect_tensors(output, tensors);
+    hooks->after_forward(tensors);
+    return output;
+  }
+};
+
+}  // namespace dovetail::ops
