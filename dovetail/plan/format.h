@@ -1,0 +1,40 @@
+// Runtime formats: how a runtime parameter is encoded, as one or more planes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace dovetail::plan {
+
+// Which passes read a plane.
+struct PlaneUse {
+  bool forward = true;
+  bool backward = true;
+  bool operator==(const PlaneUse&) const = default;
+};
+
+// One component of an encoded parameter: `elements` elements take `bytes` bytes (a payload plane of bf16: 1 and 2; a
+// scale plane of MXFP8: 32 and 1). A run of elements that starts and ends at multiples of `elements` is a run of bytes.
+struct PlaneSpec {
+  std::string name;
+  int64_t elements = 1;
+  int64_t bytes = 4;
+  PlaneUse use;
+  bool operator==(const PlaneSpec&) const = default;
+
+  int64_t bytes_of(int64_t element_count) const;  // throws PlanError unless a multiple of `elements`
+};
+
+struct Format {
+  std::string name;
+  std::vector<PlaneSpec> planes;
+  int64_t block = 1;  // elements that a shard boundary may not cut
+  bool operator==(const Format&) const = default;
+};
+
+// "fp32" or "bf16"; throws ConfigError otherwise.
+Format format_named(std::string_view name);
+
+}  // namespace dovetail::plan

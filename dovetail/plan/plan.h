@@ -1,0 +1,71 @@
+// A plan: everything that ranks must agree on before training starts, as a plain value. It prints, parses back, compares
+// and hashes; the engine runs it and the simulator prices it.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "dovetail/base/dtype.h"
+#include "dovetail/layout/block.h"
+#include "dovetail/layout/segment.h"
+#include "dovetail/layout/tensor_spec.h"
+#include "dovetail/plan/degrees.h"
+#include "dovetail/plan/format.h"
+
+namespace dovetail::plan {
+
+struct PlanOptions {
+  int64_t world = 1;
+  Degrees degrees;
+  DType main = DType::f32;             // main weights
+  std::string format = "fp32";         // runtime parameters and the gradients that kernels write
+  BlockKind block = BlockKind::element;
+  int64_t alignment = 64;              // elements: tensors start at multiples of it
+  int segments = 1;                    // at most this many a bucket
+  bool reshard_after_forward = true;
+  bool local_accumulation = false;     // whole fp32 gradient accumulators, so that micro-batches need no communication
+  bool operator==(const PlanOptions&) const = default;
+};
+
+// A group as the caller describes it.
+struct GroupSpec {
+  std::string name;                    // module path; "" is the root group
+  std::vector<TensorSpec> tensors;
+  bool backward_needs_parameters = true;  // false: its backward reads no parameter (an embedding)
+  bool operator==(const GroupSpec&) const = default;
+};
+
+struct BucketPlan {
+  std::string format;
+  std::vector<SegmentLayout> segments;  // Placement::tensor indexes Plan::tensors
+  bool operator==(const BucketPlan&) const = default;
+};
+
+struct GroupPlan {
+  std::string name;
+  bool backward_needs_parameters = true;
+  bool keep_after_forward = false;     // stays gathered between forward and backward (the root, the last block, or by option)
+  std::vector<BucketPlan> buckets;
+  bool operator==(const GroupPlan&) const = default;
+};
+
+struct Plan {
+  PlanOptions options;
+  std::vector<TensorSpec> tensors;     // of all groups, in order; the index is the parameter's number
+  std::vector<GroupPlan> groups;       // execution order of forward; the root group is last
+  bool operator==(const Plan&) const = default;
+};
+
+// Groups in forward order; the root group (may be empty of tensors), if any, last. Throws ConfigError or PlanError.
+Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups);
+
+std::string to_text(const Plan& plan);
+Plan parse_plan(std::string_view text);  // throws PlanError with the line number
+uint64_t hash_of(const Plan& plan);      // of its text
+
+// The first line in which two plan texts differ, as "line N: A against B"; empty when they are equal.
+std::string first_difference(std::string_view a, std::string_view b);
+
+}  // namespace dovetail::plan
