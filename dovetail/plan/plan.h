@@ -25,6 +25,8 @@ struct PlanOptions {
   int64_t alignment = 64;              // elements: tensors start at multiples of it
   int segments = 1;                    // at most this many a bucket
   bool reshard_after_forward = true;
+  int prefetch = 1;                    // groups gathered ahead of the one that computes
+  int pending_reductions = 1;          // reductions left in flight while the next group computes; 0 = none
   bool local_accumulation = false;     // whole fp32 gradient accumulators, so that micro-batches need no communication
   bool operator==(const PlanOptions&) const = default;
 };
