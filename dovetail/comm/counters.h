@@ -1,5 +1,6 @@
 // Bytes that a rank has sent and received, by phase. Payload is what the plan predicts; control is headers, votes and
-// barriers. Bytes that a rank moves to itself are not counted.
+// barriers. Bytes that a rank moves to itself and operations of a group of one member are not counted. Operations are
+// counted when they start, bytes when their wait() returns.
 #pragma once
 
 #include <array>

@@ -10,8 +10,10 @@
 // than the deadline becomes a CommError on every other one, with its global rank and the operation. After a CommError the
 // group can only be destroyed.
 //
-// Calls return at once; the memory named in a request belongs to the operation until wait() returns. Operations progress
-// without the caller. A Group is used by one thread.
+// Calls return at once; the memory named in a request belongs to the operation until wait() returns. Bytes move without
+// the caller, sums are taken in wait(). Handles may be waited for in any order. One thread at a time uses a Group and all
+// that were split from the same world. Destroying a world while an exception unwinds is a fail() to the other members;
+// a world that is well takes leave of them, for at most the deadline.
 #pragma once
 
 #include <chrono>
@@ -19,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "dovetail/base/dtype.h"
@@ -99,6 +102,10 @@ class Group {
   // A group of the named members of this one (numbers here), numbered there in the order given. Called by all members of
   // this group with the lists of all new groups (disjoint; each member in exactly one); returns the caller's.
   virtual std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) = 0;
+
+  // Tells every rank of the world that this one goes no further and why: their waits end with a CommError that names it
+  // and the reason. Afterwards the group can only be destroyed. Never throws, never blocks.
+  virtual void fail(std::string_view reason) noexcept = 0;
 
   virtual const Counters& counters() const = 0;  // shared by all groups split from one world
 

@@ -26,7 +26,7 @@ struct Identity {
   Phase phase = Phase::control;
   int32_t unit = -1;        // index of the plan's group; -1 for what concerns no single unit
   int64_t step = 0;         // optimizer steps done so far
-  std::string_view label;   // unit or operation in words, for messages; its first 31 bytes travel
+  std::string_view label;   // unit or operation in words, the same on all members; its first 31 bytes travel
   // "gather_forward of layers.3, step 7"
   std::string describe() const;
 };

@@ -13,28 +13,27 @@ namespace {
 
 static_assert(std::endian::native == std::endian::little, "the serialized form is the memory of the words");
 
-constexpr int kUnit = -298;          // exponent of the lowest bit
-constexpr int kLanes = 16;           // independent accumulators of a grid
-constexpr int64_t kChunk = 128 * kLanes;  // values per lane: 2^7, see Grid
-constexpr int kGridBits = 44;        // distance of the grids
+constexpr int kUnit = -298;               // exponent of the lowest bit
+constexpr int kLanes = 16;                // independent accumulators of a grid
+constexpr int64_t kChunk = 128 * kLanes;  // 2^7 values per lane, see Grid
+constexpr int kGridBits = 44;             // distance of the grids
 constexpr uint32_t kInfinity = 0x7f800000u;
 constexpr uint32_t kNan = 0x7fc00000u;
 
-// The grid for addends of magnitude at most 2^top. A lane starts at 1.5 * 2^k with k = top + 9 and receives at most 2^7
-// addends, each rounded to at most 2^top: it moves by at most 2^(top+7) < 2^(k-1) and stays in the binade of k.
-// There doubles lie 2^(k-52) apart, so what an addition leaves is at most 2^(k-53) = 2^(top-44).
+// The grid for addends of magnitude at most 2^top. A lane starts at 1.5 * 2^k with k = top + 9 and
+// receives at most 2^7 addends, each rounded to at most 2^top: it moves by at most 2^(top+7), less
+// than 2^(k-1), and stays in the binade of k. There doubles lie 2^(k-52) apart, so what an addition
+// leaves of its addend is at most 2^(k-53) = 2^(top-44).
 struct Grid {
-  explicit Grid(int magnitude) {
-    // Below this the grid would be finer than the squares themselves.
-    const int top = std::max(magnitude, kUnit + kGridBits - 1);
-    start = std::ldexp(1.5, top + 9);
-    quantum = top + 9 - 52;
-    next = top - kGridBits;
-  }
   double start;
   int quantum;  // exponent of the distance of neighbours
-  int next;     // magnitude of what is left
 };
+
+Grid grid_for(int top) {
+  // Below this the grid would be finer than the squares themselves.
+  top = std::max(top, kUnit + kGridBits - 1);
+  return {std::ldexp(1.5, top + 9), top + 9 - 52};
+}
 
 DT_VECTOR_CLONES uint32_t max_magnitude(const float* values, int64_t n) {
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
@@ -43,56 +42,52 @@ DT_VECTOR_CLONES uint32_t max_magnitude(const float* values, int64_t n) {
   return static_cast<uint32_t>(result);
 }
 
+// Accumulators of `Grids` grids, coarse to fine, and the sum of the magnitudes of what none of them
+// took: zero exactly when nothing was left.
+template <int Grids>
 struct Lanes {
-  double coarse[kLanes];
-  double fine[kLanes];
-  double rest[kLanes];  // sum of magnitudes of what neither grid took: zero exactly when nothing is left
+  double sum[Grids][kLanes];
+  double rest[kLanes];
 };
 
-// n is a multiple of kLanes.
-DT_VECTOR_CLONES void add_two_grids(const float* __restrict values, int64_t n, Lanes* __restrict lanes) {
-  double coarse[kLanes], fine[kLanes], rest[kLanes];
-  std::memcpy(coarse, lanes->coarse, sizeof coarse);
-  std::memcpy(fine, lanes->fine, sizeof fine);
-  std::memcpy(rest, lanes->rest, sizeof rest);
+// n is a multiple of kLanes. Inlined into the clones below and made vector code there.
+template <int Grids>
+[[gnu::always_inline]] inline void add_values(const float* __restrict values, int64_t n,
+                                              Lanes<Grids>* __restrict lanes) {
+  Lanes<Grids> local = *lanes;  // so that the accumulators live in registers
   for (int64_t i = 0; i < n; i += kLanes) {
     for (int l = 0; l < kLanes; ++l) {
       const double g = values[i + l];
       double x = g * g;
-      const double c = coarse[l] + x;
-      x -= c - coarse[l];
-      coarse[l] = c;
-      const double f = fine[l] + x;
-      x -= f - fine[l];
-      fine[l] = f;
-      rest[l] += std::abs(x);
+#pragma GCC unroll 13
+      for (int grid = 0; grid < Grids; ++grid) {
+        const double sum = local.sum[grid][l] + x;
+        x -= sum - local.sum[grid][l];
+        local.sum[grid][l] = sum;
+      }
+      local.rest[l] += std::abs(x);
     }
   }
-  std::memcpy(lanes->coarse, coarse, sizeof coarse);
-  std::memcpy(lanes->fine, fine, sizeof fine);
-  std::memcpy(lanes->rest, rest, sizeof rest);
+  *lanes = local;
 }
 
-// One grid over rests held in memory; leaves the new rests there and returns whether any is not zero.
-DT_VECTOR_CLONES bool add_one_grid(double* __restrict rests, int64_t n, double* __restrict lanes) {
-  double sum[kLanes], left[kLanes] = {};
-  std::memcpy(sum, lanes, sizeof sum);
-  for (int64_t i = 0; i < n; i += kLanes) {
-    for (int l = 0; l < kLanes; ++l) {
-      const double s = sum[l] + rests[i + l];
-      rests[i + l] -= s - sum[l];
-      sum[l] = s;
-      left[l] += std::abs(rests[i + l]);
-    }
-  }
-  std::memcpy(lanes, sum, sizeof sum);
-  return std::any_of(left, left + kLanes, [](double x) { return x != 0; });
+// 2 grids are enough for nearly every chunk of real gradients; 13 hold every fp32 square.
+DT_VECTOR_CLONES void add_to(const float* values, int64_t n, Lanes<2>* lanes) {
+  add_values(values, n, lanes);
+}
+DT_VECTOR_CLONES void add_to(const float* values, int64_t n, Lanes<4>* lanes) {
+  add_values(values, n, lanes);
+}
+DT_VECTOR_CLONES void add_to(const float* values, int64_t n, Lanes<13>* lanes) {
+  add_values(values, n, lanes);
 }
 
-// How far the lanes moved from their start, in quanta: neighbours in one binade have neighbouring bit patterns.
+// How far the lanes moved from their start, in quanta: doubles that are neighbours in a binade have
+// neighbouring bit patterns.
 int64_t moved(const double* lanes, double start) {
   int64_t result = 0;
-  for (int l = 0; l < kLanes; ++l) result += std::bit_cast<int64_t>(lanes[l]) - std::bit_cast<int64_t>(start);
+  for (int l = 0; l < kLanes; ++l)
+    result += std::bit_cast<int64_t>(lanes[l]) - std::bit_cast<int64_t>(start);
   return result;
 }
 
@@ -111,48 +106,38 @@ void ReproducibleSum::add_chunk(const float* values, int64_t n) {
 
   // Magnitudes lie below 2^(exponent - 126), also where the exponent field is that of denormals.
   const int top = 2 * (static_cast<int>(largest >> 23) - 126);
-  const Grid coarse(top), fine(coarse.next);
-  Lanes lanes;
-  std::fill(lanes.coarse, lanes.coarse + kLanes, coarse.start);
-  std::fill(lanes.fine, lanes.fine + kLanes, fine.start);
-  std::fill(lanes.rest, lanes.rest + kLanes, 0.0);
+  if (add_with<2>(values, n, top) || add_with<4>(values, n, top)) return;
+  const bool done = add_with<13>(values, n, top);
+  DT_CHECK(done, "13 grids of {} bits did not hold a square", kGridBits);
+}
 
+// Adds the squares when that many grids below 2^top hold every bit of them.
+template <int Grids>
+bool ReproducibleSum::add_with(const float* values, int64_t n, int top) {
+  Grid grids[Grids];
+  Lanes<Grids> lanes{};
+  for (int i = 0; i < Grids; ++i) {
+    grids[i] = grid_for(top - i * kGridBits);
+    std::fill_n(lanes.sum[i], kLanes, grids[i].start);
+  }
   const int64_t whole = n / kLanes * kLanes;
-  add_two_grids(values, whole, &lanes);
+  add_to(values, whole, &lanes);
   if (whole < n) {
     float tail[kLanes] = {};
     std::copy(values + whole, values + n, tail);
-    add_two_grids(tail, kLanes, &lanes);
+    add_to(tail, kLanes, &lanes);
   }
-  deposit(moved(lanes.coarse, coarse.start), coarse.quantum);
-  deposit(moved(lanes.fine, fine.start), fine.quantum);
-  if (std::any_of(lanes.rest, lanes.rest + kLanes, [](double x) { return x != 0; })) add_rest(values, n, top);
+  if (std::any_of(lanes.rest, lanes.rest + kLanes, [](double x) { return x != 0; })) return false;
+  for (int i = 0; i < Grids; ++i) deposit(moved(lanes.sum[i], grids[i].start), grids[i].quantum);
+  return true;
 }
 
-// Adds what the two grids of add_chunk left.
-void ReproducibleSum::add_rest(const float* values, int64_t n, int top) {
-  alignas(64) double rests[kChunk];
-  for (int64_t i = 0; i < n; ++i) rests[i] = static_cast<double>(values[i]) * values[i];
-  const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
-  std::fill(rests + n, rests + padded, 0.0);
-
-  bool left = true;
-  for (int grid_number = 0; left; ++grid_number) {
-    const Grid grid(top);
-    double lanes[kLanes];
-    std::fill(lanes, lanes + kLanes, grid.start);
-    left = add_one_grid(rests, padded, lanes);
-    if (grid_number >= 2) deposit(moved(lanes, grid.start), grid.quantum);
-    top = grid.next;
-  }
-}
-
-// Adds quanta * 2^exponent. Rests may be negative, so this is two's complement; the whole sum never is.
+// Adds quanta * 2^exponent. What a finer grid takes may be negative, so this is two's complement.
 void ReproducibleSum::deposit(int64_t quanta, int exponent) {
   if (quanta == 0) return;
   const int shift = exponent - kUnit;
   const auto first = static_cast<size_t>(shift / 64);
-  __int128 carry = static_cast<__int128>(quanta) << (shift % 64 / 2) << (shift % 64 - shift % 64 / 2);
+  __int128 carry = static_cast<__int128>(quanta) << (shift % 64);
   for (size_t w = first; w < words_.size() && carry != 0; ++w) {
     const auto low = static_cast<uint64_t>(carry);
     carry >>= 64;
@@ -183,7 +168,8 @@ double ReproducibleSum::result() const {
   while (high > 0 && words_[high] == 0) --high;
   if (high == 0) return std::ldexp(static_cast<double>(words_[0]), kUnit);
 
-  // The top 64 bits, the lowest of them set when anything lies below: the conversion then rounds as the whole would.
+  // The top 64 bits, the lowest of them set when anything lies below: the conversion then rounds as
+  // the whole would.
   const int zeros = std::countl_zero(words_[high]);
   uint64_t top = words_[high] << zeros;
   uint64_t below = words_[high - 1];
@@ -213,8 +199,10 @@ ReproducibleSum ReproducibleSum::from_bytes(std::span<const std::byte, kBytes> b
   std::memcpy(&sum.max_, bytes.data() + 88, sizeof sum.max_);
   std::memcpy(&zero, bytes.data() + 92, sizeof zero);
   const bool sound = zero == 0 && sum.count_ >= 0 && (sum.max_ <= kInfinity || sum.max_ == kNan);
-  if (!sound) raise<CommError>(-1, "a serialized sum of squares is damaged: count {}, largest magnitude {:#x}, "
-                               "padding {:#x}", sum.count_, sum.max_, zero);
+  if (!sound)
+    throw CommError(-1, fmt::format("a serialized sum of squares is damaged: count {}, largest "
+                                    "magnitude {:#x}, padding {:#x}",
+                                    sum.count_, sum.max_, zero));
   return sum;
 }
 

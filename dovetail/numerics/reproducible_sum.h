@@ -1,13 +1,15 @@
-// The sum of squares and the largest magnitude of fp32 values, exact, so that no split of the values over spans,
-// ranks or vector lanes and no order of them can show in the result.
+// The sum of squares and the largest magnitude of fp32 values, exact, so that no split of the values
+// over spans, ranks or vector lanes and no order of them can show in the result.
 //
-// Squares are added into a 640-bit integer that counts units of 2^-298, the lowest bit that the square of an fp32 value
-// can have. The highest is 2^255, so 2^86 values fit: nothing is ever rounded or lost. Merging is integer addition.
+// Squares are added into a 640-bit integer that counts units of 2^-298, the lowest bit that the
+// square of an fp32 value can have. The highest is 2^255, so 2^86 values fit: nothing is ever rounded
+// or lost, and merging is integer addition.
 //
-// Speed comes from adding a chunk of values in double first. Adding x to an accumulator that stays within one binade
-// rounds x to the grid of that binade; the rounded part is what the accumulator grew by, the rest is exact and is added
-// on a grid 44 bits finer. Two grids hold every bit of values down to 2^-19 of the chunk's largest; a chunk with
-// smaller values left takes further grids until no rest remains. Grids thus decide the time taken, never the sum.
+// Speed comes from adding a chunk of values in double first. Adding x to an accumulator that stays
+// within one binade rounds x to the grid of that binade; the rounded part is what the accumulator
+// grew by, the rest is exact and goes to the next grid, 44 bits finer. Two grids hold every bit of
+// values down to 2^-19 of the chunk's largest; a chunk for which a rest remains is done again with
+// more grids, and 13 hold all there is. Grids thus decide the time taken, never the sum.
 #pragma once
 
 #include <array>
@@ -25,7 +27,8 @@ class ReproducibleSum {
   void add(std::span<const float> values);
   void merge(const ReproducibleSum& other);
 
-  // The sum of squares, rounded once to nearest even. NaN when a NaN was added, else infinity when an infinity was.
+  // The sum of squares, rounded once to nearest even. NaN when a NaN was added, else infinity when an
+  // infinity was.
   double result() const;
   // The largest magnitude; 0 when nothing was added. NaN and infinity as above.
   float max_abs() const;
@@ -40,11 +43,13 @@ class ReproducibleSum {
 
  private:
   void add_chunk(const float* values, int64_t n);
-  void add_rest(const float* values, int64_t n, int top);
+  template <int Grids>
+  bool add_with(const float* values, int64_t n, int top);
   void deposit(int64_t quanta, int exponent);
   void absorb_max(uint32_t bits);
 
-  std::array<uint64_t, 10> words_{};  // little-endian integer, in units of 2^-298; all zero once max_ is not finite
+  // Little-endian integer in units of 2^-298; all zero once max_ is not finite.
+  std::array<uint64_t, 10> words_{};
   int64_t count_ = 0;
   uint32_t max_ = 0;  // bits of the largest magnitude; one fixed NaN when any was added
 };

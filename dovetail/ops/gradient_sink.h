@@ -4,7 +4,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
+#include <vector>
 
 namespace dovetail::ops {
 
@@ -21,6 +23,17 @@ class GradientSink {
   // asks. Empty where the gradient cannot be written directly now (graph of the backward wanted, parameter frozen, no
   // engine): the caller then returns an ordinary gradient to autograd.
   virtual std::optional<Target> next_contribution() = 0;
+};
+
+// A module that can write gradients of its own parameters (not its children's) directly. Found by dynamic_cast over
+// modules(); a parameter that several modules share is listed by each, and each is given the same sink.
+class SinkUser {
+ public:
+  virtual ~SinkUser() = default;
+  virtual std::vector<at::Tensor> sink_parameters() const = 0;
+  // From now on the gradient of `param`, one of sink_parameters(), goes to `sink`; null takes the sink away. Takes effect
+  // for forwards that follow: a graph keeps the sink that its forward saw. Throws StateError for any other tensor.
+  virtual void set_sink(const at::Tensor& param, std::shared_ptr<GradientSink> sink) = 0;
 };
 
 }  // namespace dovetail::ops

@@ -1,0 +1,130 @@
+// Operations of a group as messages over a Link: headers first, verified before any payload byte is used.
+#pragma once
+
+#include <array>
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/comm/p2p_world.h"
+
+namespace dovetail::comm {
+
+// An operation that only moves bytes: gather, exchange, barrier. Filled with send() and receive(), then posted once.
+class P2POperation : public Work {
+ public:
+  P2POperation(std::shared_ptr<P2PMembers> members, Operation operation, const Identity& id);
+  ~P2POperation() override;
+
+  // Members' messages in either direction match in order. Empty ones do not travel.
+  void send(int member, std::span<const std::byte> bytes);
+  void receive(int member, std::span<std::byte> bytes);
+  // Sends the headers and starts all messages.
+  void post();
+  void wait() final;
+
+ protected:
+  struct Peer {
+    int member = 0;
+    int64_t sends = 0, expects = 0;             // payload bytes of the verified stage
+    uint32_t sent_sizes = 0, expected_sizes = 0;
+    std::array<std::byte, kHeaderBytes> header_out, header_in;
+    TransferHandle header_send, header_receive;
+  };
+
+  // Runs in wait(); `until` bounds everything in it.
+  virtual void complete(Clock::time_point until);
+  // Called with each peer's header once it is known to be of the same operation.
+  virtual void accept(Peer& peer, const Header& theirs);
+
+  void wait_headers(Clock::time_point until);
+  void wait_receives(Clock::time_point until);
+  void wait_sends(Clock::time_point until);
+  void post_messages(int stage);
+  void count_bytes();
+  int global(int member) const { return members_->ranks[member]; }
+  P2PWorld& world() { return *members_->world; }
+
+  const std::shared_ptr<P2PMembers> members_;
+  Header mine_;
+
+ private:
+  struct Part {
+    int member;
+    const std::byte* out;  // null for a receive
+    std::byte* in;
+    int64_t bytes;
+  };
+  struct Message {
+    int member;
+    TransferHandle transfer;
+  };
+
+  Peer& peer_of(int member);
+  Header header_for(const Peer& peer) const;
+  // Throws for an outcome other than done.
+  void require(Outcome outcome, int member);
+  [[noreturn]] void fail_late(int member);
+  void verify(Peer& peer);
+
+  const uint32_t tag_base_;
+  std::vector<Peer> peers_;     // in the order (rank+1, rank+2, ...)
+  std::vector<Part> parts_;     // added since the last post
+  std::vector<Message> receives_, sends_;
+  int64_t sent_ = 0, received_ = 0;
+  bool finished_ = false;
+};
+
+// reduce_scatter: the payload arrives in scratch and is summed in wait().
+class P2PReduceScatter final : public P2POperation {
+ public:
+  P2PReduceScatter(std::shared_ptr<P2PMembers> members, const ReduceScatter& request, const Identity& id);
+
+ private:
+  void complete(Clock::time_point until) override;
+
+  std::vector<const std::byte*> inputs_;  // per member
+  DType dtype_;
+  std::span<float> output_;
+  bool accumulate_;
+};
+
+// all_reduce: a reduce-scatter by equal slices, then an all-gather of the sums, which needs no header of its own.
+class P2PReduction final : public P2POperation {
+ public:
+  P2PReduction(std::shared_ptr<P2PMembers> members, std::span<float> data, std::span<std::byte> scratch,
+               const Identity& id);
+  ~P2PReduction() override;
+
+  // Sums and starts the second half.
+  void advance(Clock::time_point until);
+  static Interval slice(int64_t elements, int size, int member);
+
+ private:
+  void complete(Clock::time_point until) override;
+
+  std::span<float> data_;
+  std::vector<const std::byte*> inputs_;
+  bool advanced_ = false;
+};
+
+// gather_bytes: lengths are learned from the headers.
+class P2PGatherBytes final : public P2POperation {
+ public:
+  P2PGatherBytes(std::shared_ptr<P2PMembers> members, Operation operation, std::span<const std::byte> mine,
+                 const Identity& id);
+  std::vector<std::vector<std::byte>> take() { return std::move(all_); }
+
+ private:
+  void complete(Clock::time_point until) override;
+  void accept(Peer& peer, const Header& theirs) override;
+
+  std::vector<std::vector<std::byte>> all_;
+};
+
+// Bytes of one member's slice in scratch, a multiple of a cache line.
+int64_t padded_bytes(int64_t bytes);
+
+}  // namespace dovetail::comm

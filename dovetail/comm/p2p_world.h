@@ -1,0 +1,72 @@
+// What all groups of one world share over a Link: the connection, the counters, and whether it has failed.
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/counters.h"
+#include "dovetail/comm/link.h"
+#include "dovetail/comm/tree_sum.h"
+
+namespace dovetail::comm {
+
+class P2PReduction;
+
+class P2PWorld {
+ public:
+  P2PWorld(std::unique_ptr<Link> link, std::chrono::milliseconds deadline);
+  // Takes leave of the other ranks (at most the deadline) or, while an exception unwinds, reports that this rank failed.
+  ~P2PWorld();
+  P2PWorld(const P2PWorld&) = delete;
+
+  Link& link() { return *link_; }
+  Counters& counters() { return counters_; }
+  const Counters& counters() const { return counters_; }
+  std::chrono::milliseconds deadline() const { return deadline_; }
+
+  bool failed() const { return failure_.has_value(); }
+  // Throws the CommError that ended this world, if one did.
+  void check() const;
+  // Ends this world: reports what was seen in `operation` and throws the CommError, which names the fault seen first.
+  [[noreturn]] void blame(const Header& operation, const Fault& seen);
+  // The same for a fault whose message is complete and whose two sides both see it.
+  [[noreturn]] void blame_pair(int peer, const std::string& message);
+  void fail(std::string_view reason) noexcept;
+
+  // All-reduces whose second half is still to be posted, in the order of their posting. Whoever waits for anything posts
+  // these first, so that ranks may wait in different orders.
+  std::vector<P2PReduction*>& staged() { return staged_; }
+
+  // Numbers for the groups of a split; all its members pass the largest of theirs.
+  uint32_t next_group() const { return next_group_; }
+  void use_group(uint32_t number);
+
+ private:
+  std::unique_ptr<Link> link_;
+  const std::chrono::milliseconds deadline_;
+  const int unwinding_;
+  Counters counters_;
+  std::optional<CommError> failure_;
+  std::vector<P2PReduction*> staged_;
+  uint32_t next_group_ = 1;
+};
+
+// One group's part; operations share it, so that they may outlive the Group.
+struct P2PMembers {
+  std::shared_ptr<P2PWorld> world;
+  std::vector<int> ranks;  // global, per member
+  int rank = 0;            // this member
+  uint16_t number = 0;
+  uint32_t sequence = 0;   // operations so far
+  SumTree tree;
+
+  P2PMembers(std::shared_ptr<P2PWorld> world, std::vector<int> ranks, int rank, uint16_t number);
+  int size() const { return static_cast<int>(ranks.size()); }
+};
+
+}  // namespace dovetail::comm

@@ -1,0 +1,136 @@
+// The engine: sharded data-parallel training of a module tree.
+//
+//   auto model = std::make_shared<ops::Unit<Llama>>(config);             // the same on every rank
+//   Engine engine(model, world, options, make_optimizer(...));           // takes the parameters over
+//   for (...) {
+//     engine.set_gradient_sync(last_micro_batch);
+//     auto loss = model->forward(x);  loss.backward();                   // gathers, reduces
+//     StepResult r = engine.step(lr, 1.0 / tokens);                      // norm, clip, update
+//   }
+//
+// All ranks make the same calls in the same order. After construction the module's parameters are *runtime parameters*:
+// leaves of the compute dtype whose bytes exist only between the gather and the release of their unit; touching one
+// outside is an error that names the unit. What is owned, updated, saved and loaded are the *update parameters*
+// (parameters()): this rank's zero1 shard of the main weights.
+//
+// Gradients add up over backward passes until step(). They are sums over ranks (not means): step() multiplies them by
+// its `grad_scale` once, after the full sum.
+//
+// Limits, each an error at the call: parameters and buffers must be materialised and dense; a backward pass that builds a
+// graph of parameter gradients (backward(create_graph=true)) is refused, torch::autograd::grad to inputs with a graph is
+// fine; moving or re-registering parameters after construction is refused at the next forward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/plan/bytes.h"
+#include "dovetail/plan/plan.h"
+#include "dovetail/storage/ledger.h"
+#include "dovetail/storage/state_entry.h"
+#include "dovetail/update/op.h"
+
+namespace torch::nn {
+class Module;
+}
+
+namespace dovetail {
+
+namespace engine_detail {
+class EngineImpl;
+}
+
+enum class InitialWeights : uint8_t {
+  must_agree,      // parameters and buffers are hashed and compared; a difference is an error that names the first
+  broadcast_rank0  // rank 0's are used everywhere
+};
+
+struct NormOptions {
+  enum class Kind : uint8_t { two, inf };
+  Kind kind = Kind::two;
+  double max_norm = 0;  // clip to this; 0 = measure only
+};
+
+struct EngineOptions {
+  plan::PlanOptions plan;   // `world` is filled in from the group
+  InitialWeights initial = InitialWeights::must_agree;
+  NormOptions norm;
+  bool recompute = false;   // activation recomputation of every unit but the root
+  uint64_t seed = 0;        // random bits of update operations
+  // What is known of parameters beyond their shape, by name (kind, heads); others are guessed from the shape.
+  std::vector<TensorSpec> hints;
+};
+
+struct StepResult {
+  double grad_norm = 0;       // of the gradient after grad_scale, before clipping
+  double clip_coefficient = 1;
+  bool skipped = false;       // true: norm was not finite; nothing was changed
+};
+
+// This rank's share of one update parameter.
+struct UpdateParameter {
+  const TensorSpec* spec;     // the global tensor
+  int64_t group;              // index into plan().groups
+  Interval elements;          // of the global tensor, row-major; empty where this rank owns none
+  at::Tensor main;            // [elements.size()], main dtype; a view, writes count
+  at::Tensor grad;            // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction
+  bool trainable;
+};
+
+class Engine {
+ public:
+  // `root` must be an ops::Unit where it has parameters outside of all other units. Collective.
+  Engine(std::shared_ptr<torch::nn::Module> root, std::shared_ptr<comm::Group> world, EngineOptions options,
+         UpdateOps optimizer);
+  ~Engine();  // gives the module's parameters back as unbound tensors; not collective
+
+  const plan::Plan& plan() const;
+
+  // false: the following backward passes add to whole local gradients and communicate nothing; needs
+  // PlanOptions::local_accumulation (or zero2 == 1).
+  void set_gradient_sync(bool sync);
+
+  // Ends an optimizer step: finishes the reduction, measures the norm, clips, runs the update operations. Collective.
+  StepResult step(float lr, double grad_scale);
+  // Drops the gradients gathered so far.
+  void zero_grad();
+  int64_t steps_done() const;
+  void set_steps_done(int64_t steps);  // after loading a checkpoint
+
+  // The update parameters, in plan order. Handing out writable views makes every later root forward start from the main
+  // weights again.
+  std::vector<UpdateParameter> parameters();
+  // Main weight of parameter `index` (plan order), whole, in the main dtype, on every rank; a copy. Collective.
+  at::Tensor whole_parameter(int64_t index);
+  // Its gradient so far, whole, fp32, summed over all ranks and not scaled; a copy. Zero where it has none. Collective.
+  at::Tensor whole_gradient(int64_t index);
+  // Replaces the gradient of this rank for the coming step by `gradient` (whole, fp32) as if backward had produced it.
+  // For tests and custom gradients. Collective over all parameters in plan order: call once for each.
+  void inject_gradients(const std::vector<at::Tensor>& gradients);
+
+  // Main weights and optimizer state, for checkpoints, in the same order on every rank.
+  ShardedState state();
+  std::vector<TensorAlias> aliases() const;
+  // To be called after `state()` memory was written (load).
+  void state_was_loaded();
+
+  // Keeps all units gathered until release_all(): generation and evaluation without repeated gathers. Collective.
+  void gather_all();
+  void release_all();
+
+  // Measured, to be compared with plan::held_bytes and plan::sent_bytes.
+  const Ledger& ledger() const;
+  plan::HeldBytes held() const;
+  plan::HeldBytes predicted_held() const;
+
+ private:
+  std::shared_ptr<engine_detail::EngineImpl> impl_;
+};
+
+}  // namespace dovetail

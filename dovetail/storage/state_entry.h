@@ -1,0 +1,34 @@
+// Sharded state as the checkpoint and tools see it: named runs of elements of global tensors, wherever they lie.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dovetail/base/dtype.h"
+#include "dovetail/base/interval.h"
+
+namespace dovetail {
+
+// One field ("weight", "adamw.exp_avg", ...) of one tensor as this rank holds it. Fields have one value per element of the tensor.
+struct StateEntry {
+  std::string tensor;              // parameter name; aliases of tied parameters are listed apart
+  std::string field;
+  std::vector<int64_t> shape;      // logical shape of the global tensor
+  DType dtype = DType::f32;
+  Interval elements;               // of the global tensor, row-major, that `data` holds; empty where this rank owns none
+  std::byte* data = nullptr;       // elements.size() values; owned by the engine and valid until it is destroyed
+  bool writer = true;              // false on replicas that hold a copy of what another rank writes
+};
+
+// All entries of a rank, in the same order on every rank (same tensors and fields, other intervals).
+using ShardedState = std::vector<StateEntry>;
+
+// Names under which tied parameters are also known: alias -> name of the stored tensor.
+struct TensorAlias {
+  std::string alias;
+  std::string tensor;
+};
+
+}  // namespace dovetail
