@@ -6,6 +6,8 @@
 #include <string_view>
 #include <vector>
 
+#include "dovetail/base/dtype.h"
+
 namespace dovetail::plan {
 
 // Which passes read a plane.
@@ -31,6 +33,10 @@ struct Format {
   std::string name;
   std::vector<PlaneSpec> planes;
   int64_t block = 1;  // elements that a shard boundary may not cut
+  DType gradient = DType::f32;  // what kernels write gradients in
+
+  // True when a parameter in this format is the plain array of `dtype`: main weights of that type need no copy.
+  bool is_plain(DType dtype) const;
   bool operator==(const Format&) const = default;
 };
 
