@@ -56,6 +56,7 @@ template <int Grids>
                                               Lanes<Grids>* __restrict lanes) {
   Lanes<Grids> local = *lanes;  // so that the accumulators live in registers
   for (int64_t i = 0; i < n; i += kLanes) {
+    __builtin_prefetch(values + i + kChunk);  // the next chunk
     for (int l = 0; l < kLanes; ++l) {
       const double g = values[i + l];
       double x = g * g;
