@@ -15,7 +15,8 @@ int64_t lcm_capped(int64_t a, int64_t b) {
   return factor > kBeyond / b ? kBeyond : factor * b;
 }
 
-// Raises s to a multiple of the blocks of all tensors longer than cells*s, or to where the shortest of these stops being so.
+// Raises s to a multiple of the blocks of all tensors longer than cells*s, or to where the shortest
+// of these stops being so.
 int64_t raise_to_long_blocks(const TensorTypes& types, int64_t cells, int64_t s) {
   int64_t common = 1, shrinks_at = kBeyond;
   for (const TensorType& t : types.types) {
@@ -23,7 +24,8 @@ int64_t raise_to_long_blocks(const TensorTypes& types, int64_t cells, int64_t s)
     common = lcm_capped(common, t.shape.block);
     shrinks_at = std::min(shrinks_at, ceil_div(t.shape.extent, cells));
   }
-  return std::min(ceil_div(s, common) > kBeyond / common ? kBeyond : round_up(s, common), shrinks_at);
+  return std::min(ceil_div(s, common) > kBeyond / common ? kBeyond : round_up(s, common),
+                  shrinks_at);
 }
 
 int64_t raise_to_one_cut(RaggedTensor t, int64_t s) {
@@ -44,7 +46,8 @@ int64_t next_admissible(const TensorTypes& types, int64_t from) {
 }
 
 int64_t next_admissible_step(const TensorTypes& types, int64_t period, int64_t from) {
-  // Cells are at most `step` long, so a tensor over three of them holds two distances between boundaries, one of which is `step`.
+  // Cells are at most `step` long, so a tensor over three of them holds two distances between
+  // boundaries, one of which is `step`.
   for (int64_t s = from;;) {
     if (s >= period) return period;
     const int64_t raised = raise_to_long_blocks(types, 3, s);

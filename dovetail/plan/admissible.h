@@ -1,4 +1,5 @@
-// Shard sizes that divisibility alone rules out (F3 of docs/planner.md). Not packing but this is what costs padding.
+// Shard sizes that divisibility alone rules out (F3 of docs/planner.md). Not packing but this is
+// what costs padding.
 #pragma once
 
 #include <cstdint>
@@ -7,9 +8,9 @@
 
 namespace dovetail::plan {
 
-// Smallest size >= `from` (>= 1) at which every tensor could be placed on its own, one level of shards:
-// extent <= S, or block | S, or one cut serves (extent <= 2S and floor(S/block)*block + S >= extent).
-// No smaller size >= `from` admits any plan.
+// Smallest size >= `from` (>= 1) at which every tensor could be placed on its own, one level of
+// shards: extent <= S, or block | S, or one cut serves (extent <= 2S and floor(S/block)*block + S
+// >= extent). No smaller size >= `from` admits any plan.
 int64_t next_admissible(const TensorTypes& types, int64_t from);
 
 // The same for the step of a grid of this period: a necessary condition only; at most `period`.

@@ -15,9 +15,11 @@ bool Grid::crosses_cleanly(int64_t b, int64_t end, int64_t block) const {
 }
 
 int64_t Grid::earliest_start(int64_t from, RaggedTensor t) const {
-  // Within one cell every start that crosses its end must lie whole blocks before it, and the earliest of those crosses
-  // the fewest boundaries. Cells repeat after one period, so two periods decide.
-  if (t.extent > 2 * period && (period % t.block != 0 || step % t.block != 0)) return -1;  // crosses every distance
+  // Within one cell every start that crosses its end must lie whole blocks before it, and the
+  // earliest of those crosses the fewest boundaries. Cells repeat after one period, so two periods
+  // decide.
+  if (t.extent > 2 * period && (period % t.block != 0 || step % t.block != 0))
+    return -1;  // crosses every distance
   for (int64_t low = from; low < from + 2 * period;) {
     const int64_t b = boundary_after(low);
     const int64_t room = b - low;
@@ -33,7 +35,8 @@ int64_t Grid::end_of_run(int64_t from, RaggedTensor t, int64_t copies) const {
   const bool whole_blocks = period % t.block == 0 && step % t.block == 0 && t.extent % t.block == 0;
   for (int64_t end = from;; --copies) {
     if (copies == 0) return end;
-    if (whole_blocks && end % t.block == 0) return end + copies * t.extent;  // every cut falls on a block edge
+    if (whole_blocks && end % t.block == 0)
+      return end + copies * t.extent;  // every cut falls on a block edge
     const int64_t x = earliest_start(end, t);
     if (x < 0) return -1;
     end = x + t.extent;

@@ -1,4 +1,5 @@
-// Where the shard boundaries of one segment lie, in units, and where a tensor may start between them.
+// Where the shard boundaries of one segment lie, in units, and where a tensor may start between
+// them.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +9,15 @@ namespace dovetail::plan {
 // A tensor to be placed. One unit = the alignment of the layout (a fixed number of elements).
 struct RaggedTensor {
   int64_t extent = 0;  // length in units, >= 0
-  int64_t block = 1;   // run of units, counted from the tensor's start, that no boundary may cut; the last may be short
+  int64_t block = 1;   // run of units, counted from the tensor's start, that no boundary may cut;
+                       // the last may be short
   bool operator==(const RaggedTensor&) const = default;
 };
 
-// Boundaries at k*period + j*step for k >= 0, 0 <= j*step < period. period = the zero2 shard, step = the zero1
-// shard; one level of sharding is step == period. When step does not divide period the last cell is short.
-// A tensor at x is legal when every boundary strictly inside it lies a multiple of its block after x.
+// Boundaries at k*period + j*step for k >= 0, 0 <= j*step < period. period = the zero2 shard, step
+// = the zero1 shard; one level of sharding is step == period. When step does not divide period the
+// last cell is short. A tensor at x is legal when every boundary strictly inside it lies a multiple
+// of its block after x.
 struct Grid {
   int64_t period = 1;
   int64_t step = 1;  // 1 <= step <= period
@@ -25,10 +28,12 @@ struct Grid {
     return base + (inner < period ? inner : period);
   }
 
-  // Smallest legal start >= from, -1 when there is none at all (F1 of docs/planner.md; monotone in `from`).
+  // Smallest legal start >= from, -1 when there is none at all (F1 of docs/planner.md; monotone in
+  // `from`).
   int64_t earliest_start(int64_t from, RaggedTensor t) const;
 
-  // End of `copies` equal tensors, each at its earliest start after the one before; -1 when they fit nowhere.
+  // End of `copies` equal tensors, each at its earliest start after the one before; -1 when they
+  // fit nowhere.
   int64_t end_of_run(int64_t from, RaggedTensor t, int64_t copies) const;
 
  private:

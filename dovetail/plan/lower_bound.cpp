@@ -31,7 +31,8 @@ std::vector<Blocks> blocks_of(const TensorTypes& types) {
   return blocks;
 }
 
-// sum of u_k(size/s) <= shards, in units of 1/(k*s): u_k(x) = x where (k+1)x is whole, else floor((k+1)x)/k.
+// sum of u_k(size/s) <= shards, in units of 1/(k*s): u_k(x) = x where (k+1)x is whole, else
+// floor((k+1)x)/k.
 bool rounding_refuses(const std::vector<Blocks>& blocks, int64_t shards, int64_t s, int k) {
   Wide sum = 0;
   for (Blocks b : blocks) {
@@ -42,7 +43,8 @@ bool rounding_refuses(const std::vector<Blocks>& blocks, int64_t shards, int64_t
 }
 
 // Blocks over s - least fill a shard alone, those below `least` count nothing.
-bool threshold_refuses(const std::vector<Blocks>& blocks, int64_t shards, int64_t s, int64_t least) {
+bool threshold_refuses(const std::vector<Blocks>& blocks, int64_t shards, int64_t s,
+                       int64_t least) {
   Wide sum = 0;
   for (Blocks b : blocks) {
     if (b.size < least) break;
@@ -72,8 +74,10 @@ int64_t block_bound(const TensorTypes& types, int64_t shards) {
     at_least += b.count;
     bound = std::max(bound, b.size * ceil_div(at_least, shards));
   }
-  if ((kMaxK + 1) * blocks.front().size < bound || !duals_refuse(blocks, shards, bound)) return bound;
-  // Fitting is monotone in s although a dual test is not: any refused size rules out all smaller ones.
+  if ((kMaxK + 1) * blocks.front().size < bound || !duals_refuse(blocks, shards, bound))
+    return bound;
+  // Fitting is monotone in s although a dual test is not: any refused size rules out all smaller
+  // ones.
   int64_t refused = bound, passed = 2 * bound;
   while (duals_refuse(blocks, shards, passed)) refused = std::exchange(passed, 2 * passed);
   while (passed - refused > 1) {

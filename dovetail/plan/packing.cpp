@@ -12,8 +12,9 @@ namespace {
 
 constexpr int kBeam = 128;
 constexpr int kWideBeam = 512;
-constexpr int64_t kFewCounts = 8;         // a type of more things is moved in runs ...
-constexpr int64_t kExactStates = 4096;  // ... unless all counts together span no more states than this
+constexpr int64_t kFewCounts = 8;  // a type of more things is moved in runs ...
+constexpr int64_t kExactStates =
+    4096;  // ... unless all counts together span no more states than this
 
 struct Moves {
   std::vector<Move> moves;
@@ -23,11 +24,13 @@ struct Moves {
 Moves moves_of(const TensorTypes& types, const std::vector<int64_t>& placed) {
   Moves r;
   int64_t states = 1;
-  for (const TensorType& t : types.types) states = std::min(kExactStates + 1, states * (t.count + 1));
+  for (const TensorType& t : types.types)
+    states = std::min(kExactStates + 1, states * (t.count + 1));
   for (int i = 0; i < static_cast<int>(types.types.size()); ++i) {
     const TensorType& t = types.types[i];
     const int64_t count = t.count - placed[i];
-    const int64_t run = count <= kFewCounts || states <= kExactStates ? 1 : ceil_div(count, kFewCounts);
+    const int64_t run =
+        count <= kFewCounts || states <= kExactStates ? 1 : ceil_div(count, kFewCounts);
     r.runs |= run > 1;
     if (count / run > 0) r.moves.push_back({t.shape, i, run, count / run});
     if (count % run > 0) r.moves.push_back({t.shape, i, count % run, 1});
@@ -61,7 +64,8 @@ int64_t end_of_types(const Grid& grid, const TensorTypes& types, const std::vect
   return end;
 }
 
-int64_t end_of_given(const Grid& grid, std::span<const RaggedTensor> tensors, const std::vector<int>& order) {
+int64_t end_of_given(const Grid& grid, std::span<const RaggedTensor> tensors,
+                     const std::vector<int>& order) {
   int64_t end = 0;
   for (int i : order) {
     const int64_t x = grid.earliest_start(end, tensors[i]);
@@ -73,7 +77,8 @@ int64_t end_of_given(const Grid& grid, std::span<const RaggedTensor> tensors, co
 
 std::vector<int> given_order(const TensorTypes& types) {
   std::vector<int> order;
-  for (const TensorType& t : types.types) order.insert(order.end(), t.members.begin(), t.members.end());
+  for (const TensorType& t : types.types)
+    order.insert(order.end(), t.members.begin(), t.members.end());
   std::sort(order.begin(), order.end());
   return order;
 }
@@ -86,27 +91,30 @@ std::vector<int> all_of_types(const TensorTypes& types, const std::vector<int>& 
 }
 
 // As given; block descending; extent descending. Empty when none fits.
-std::vector<int> fixed_order(const Grid& grid, std::span<const RaggedTensor> tensors, const TensorTypes& types,
-                             int64_t capacity) {
+std::vector<int> fixed_order(const Grid& grid, std::span<const RaggedTensor> tensors,
+                             const TensorTypes& types, int64_t capacity) {
   const auto fits = [capacity](int64_t end) { return end >= 0 && end <= capacity; };
   const std::vector<int> given = given_order(types);
   if (fits(end_of_given(grid, tensors, given))) return given;
   std::vector<int> order(types.types.size());
   std::iota(order.begin(), order.end(), 0);
   if (fits(end_of_types(grid, types, order))) return all_of_types(types, order);
-  std::stable_sort(order.begin(), order.end(),
-                   [&](int a, int b) { return types.types[a].shape.extent > types.types[b].shape.extent; });
+  std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
+    return types.types[a].shape.extent > types.types[b].shape.extent;
+  });
   if (fits(end_of_types(grid, types, order))) return all_of_types(types, order);
   return {};
 }
 
 // What pack_cells left over, behind it.
-Packing cells_then_search(const Grid& grid, const TensorTypes& types, int64_t capacity, SearchEffort& effort) {
+Packing cells_then_search(const Grid& grid, const TensorTypes& types, int64_t capacity,
+                          SearchEffort& effort) {
   const CellPacking cells = pack_cells(grid, types, effort);
   if (cells.order.empty() || cells.end > capacity) return {};
   const Moves rest = moves_of(types, cells.placed);
   TypeOrder tail{Verdict::fits, {}};
-  if (!rest.moves.empty()) tail = search_types(grid, rest.moves, {cells.end, capacity}, kBeam, effort);
+  if (!rest.moves.empty())
+    tail = search_types(grid, rest.moves, {cells.end, capacity}, kBeam, effort);
   if (tail.verdict != Verdict::fits) return {};
   Packing r{Verdict::fits, {}};
   Members members(types);
@@ -139,7 +147,8 @@ Packing Packer::pack(const Grid& grid, SearchEffort& effort) const {
     for (int m : found.moves) members.take(moves.moves[m].type, moves.moves[m].run, r.order);
     return r;
   }
-  if (found.verdict == Verdict::refused && !moves.runs && !types_.lumped) return {Verdict::refused, {}};
+  if (found.verdict == Verdict::refused && !moves.runs && !types_.lumped)
+    return {Verdict::refused, {}};
   return cells_then_search(grid, types_, capacity, effort);
 }
 

@@ -1,4 +1,5 @@
-// Decides whether tensors fit into given shards, and in which order. Exact where it says so; bounded by counts, never by time.
+// Decides whether tensors fit into given shards, and in which order. Exact where it says so;
+// bounded by counts, never by time.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,8 @@ enum class Verdict : uint8_t {
   unknown,  // no order was found by a search that was cut short
 };
 
-// Steps of search: transitions tried. One per placement of a tensor (or of a run of equal ones) after a partial order.
+// Steps of search: transitions tried. One per placement of a tensor (or of a run of equal ones)
+// after a partial order.
 struct SearchEffort {
   int64_t steps = 0;
   int64_t limit = 400'000;  // past it only fixed orders and the shard packer are tried

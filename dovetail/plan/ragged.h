@@ -1,6 +1,7 @@
-// The ragged-sharding planner: lays tensors into one to three segments so that shard boundaries cut only between
-// blocks, with the smallest shards. docs/planner.md has the formulation, the facts F1-F6 and the instances.
-// Everything is in units (see grid.h) and a pure function of its input: bounded by counts, never by time.
+// The ragged-sharding planner: lays tensors into one to three segments so that shard boundaries cut
+// only between blocks, with the smallest shards. docs/planner.md has the formulation, the facts
+// F1-F6 and the instances. Everything is in units (see grid.h) and a pure function of its input:
+// bounded by counts, never by time.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,9 @@
 
 namespace dovetail::plan {
 
-// What is minimised: zero3 * S3 + zero1 * S1, summed over the segments. Defaults count collectives a step: two
-// unshards and a reduction at the coarse level, a reduction and a gather at the fine one.
+// What is minimised: zero3 * S3 + zero1 * S1, summed over the segments. Defaults count collectives
+// a step: two unshards and a reduction at the coarse level, a reduction and a gather at the fine
+// one.
 struct CollectiveWeights {
   int64_t zero3 = 3;
   int64_t zero1 = 2;
@@ -58,9 +60,10 @@ struct RaggedPlan {
 // The plan has passed verify(). Throws ConfigError for bad input (which tensor, wanted, got).
 RaggedPlan plan_ragged(const RaggedProblem& problem);
 
-// Checks a plan from the definition, sharing nothing with the search: every tensor placed once, inside the space and
-// disjoint, sizes of the levels related as above, and every boundary of every level a multiple of the block
-// after the start of the tensor it cuts. Throws PlanError naming the tensor and the boundary.
+// Checks a plan from the definition, sharing nothing with the search: every tensor placed once,
+// inside the space and disjoint, sizes of the levels related as above, and every boundary of every
+// level a multiple of the block after the start of the tensor it cuts. Throws PlanError naming the
+// tensor and the boundary.
 void verify(const RaggedProblem& problem, std::span<const RaggedSegment> segments);
 
 // Throws ConfigError unless zero3 | zero2 | zero1, all >= 1.

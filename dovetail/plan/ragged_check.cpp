@@ -8,22 +8,26 @@ namespace dovetail::plan {
 namespace {
 
 void verify_shards(const Degrees& n, const RaggedSegment& s, size_t number) {
-  const bool nested = s.shard3 * n.zero3 == s.shard2 * n.zero2 && s.shard1 * (n.zero1 / n.zero2) >= s.shard2 && s.shard1 <= s.shard2;
+  const bool nested = s.shard3 * n.zero3 == s.shard2 * n.zero2 &&
+                      s.shard1 * (n.zero1 / n.zero2) >= s.shard2 && s.shard1 <= s.shard2;
   if (!nested || (n.zero1 == n.zero2 && s.shard1 != s.shard2) || s.shard1 < 0)
-    raise<PlanError>("segment {}: shards of {}, {} and {} units do not nest for zero3 {}, zero2 {}, zero1 {}", number, s.shard3,
-                     s.shard2, s.shard1, n.zero3, n.zero2, n.zero1);
+    raise<PlanError>(
+        "segment {}: shards of {}, {} and {} units do not nest for zero3 {}, zero2 {}, zero1 {}",
+        number, s.shard3, s.shard2, s.shard1, n.zero3, n.zero2, n.zero1);
 }
 
 void verify_cut(int tensor, const RaggedTensor& t, int64_t offset, int64_t boundary) {
   if (offset < boundary && boundary < offset + t.extent && (boundary - offset) % t.block != 0)
-    raise<PlanError>("tensor {} at {}: the boundary at {} cuts a block of {} units", tensor, offset, boundary, t.block);
+    raise<PlanError>("tensor {} at {}: the boundary at {} cuts a block of {} units", tensor, offset,
+                     boundary, t.block);
 }
 
 // Every boundary of the segment that may lie inside [offset, offset + extent).
 void verify_cuts(const RaggedSegment& s, int tensor, const RaggedTensor& t, int64_t offset) {
   for (int64_t base = offset / s.shard2 * s.shard2; base < offset + t.extent; base += s.shard2) {
     const int64_t skipped = std::max<int64_t>(0, (offset - base) / s.shard1);
-    for (int64_t inner = skipped * s.shard1; inner < s.shard2 && base + inner < offset + t.extent; inner += s.shard1)
+    for (int64_t inner = skipped * s.shard1; inner < s.shard2 && base + inner < offset + t.extent;
+         inner += s.shard1)
       verify_cut(tensor, t, offset, base + inner);
   }
 }
@@ -32,10 +36,13 @@ void verify_cuts(const RaggedSegment& s, int tensor, const RaggedTensor& t, int6
 
 void check(const Degrees& n) {
   if (n.zero1 < 1 || n.zero2 < 1 || n.zero3 < 1)
-    raise<ConfigError>("degrees: wanted at least 1 each; got zero1 {}, zero2 {}, zero3 {}", n.zero1, n.zero2, n.zero3);
-  if (n.zero2 % n.zero3 != 0 || n.zero1 % n.zero2 != 0)
-    raise<ConfigError>("degrees: zero3 must divide zero2 and zero2 must divide zero1; got zero1 {}, zero2 {}, zero3 {}", n.zero1,
+    raise<ConfigError>("degrees: wanted at least 1 each; got zero1 {}, zero2 {}, zero3 {}", n.zero1,
                        n.zero2, n.zero3);
+  if (n.zero2 % n.zero3 != 0 || n.zero1 % n.zero2 != 0)
+    raise<ConfigError>(
+        "degrees: zero3 must divide zero2 and zero2 must divide zero1; got zero1 {}, zero2 {}, "
+        "zero3 {}",
+        n.zero1, n.zero2, n.zero3);
 }
 
 void verify(const RaggedProblem& problem, std::span<const RaggedSegment> segments) {
@@ -49,8 +56,10 @@ void verify(const RaggedProblem& problem, std::span<const RaggedSegment> segment
         raise<PlanError>("segment {}: tensor {} is unknown or placed twice", number, p.tensor);
       const RaggedTensor& t = problem.tensors[p.tensor];
       if (p.offset < end || p.offset + t.extent > problem.degrees.zero3 * s.shard3)
-        raise<PlanError>("tensor {}: [{}, {}) overlaps its neighbour, which ends at {}, or the space of {} units", p.tensor, p.offset,
-                         p.offset + t.extent, end, problem.degrees.zero3 * s.shard3);
+        raise<PlanError>(
+            "tensor {}: [{}, {}) overlaps its neighbour, which ends at {}, or the space of {} "
+            "units",
+            p.tensor, p.offset, p.offset + t.extent, end, problem.degrees.zero3 * s.shard3);
       if (t.extent > 0) verify_cuts(s, p.tensor, t, p.offset);
       end = p.offset + t.extent;
     }

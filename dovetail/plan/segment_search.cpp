@@ -25,8 +25,13 @@ SegmentSearch::SegmentSearch(const RaggedProblem& problem, std::span<const int> 
   if (types_.types.empty()) return;
   const Degrees& n = problem.degrees;
   const int64_t coarse = next_admissible(types_, block_bound(types_, n.zero3));
-  bounds_.shard2 = coarse_ratio_ == 1 ? coarse : next_admissible(types_, std::max(block_bound(types_, n.zero2), ceil_div(coarse, coarse_ratio_)));
-  bounds_.shard1 = fine_ratio_ == 1 ? bounds_.shard2 : std::max(block_bound(types_, n.zero1), ceil_div(bounds_.shard2, fine_ratio_));
+  bounds_.shard2 = coarse_ratio_ == 1
+                       ? coarse
+                       : next_admissible(types_, std::max(block_bound(types_, n.zero2),
+                                                          ceil_div(coarse, coarse_ratio_)));
+  bounds_.shard1 = fine_ratio_ == 1 ? bounds_.shard2
+                                    : std::max(block_bound(types_, n.zero1),
+                                               ceil_div(bounds_.shard2, fine_ratio_));
   bounds_.cost = cost(bounds_.shard2, bounds_.shard1);
 }
 
@@ -47,7 +52,8 @@ void SegmentSearch::accept(SegmentChoice& best, Grid grid, std::vector<int> orde
 }
 
 // Walk up the admissible sizes; past the walk double the stride until one fits and bisect back.
-SegmentSearch::Level SegmentSearch::one_level(int64_t shards, int64_t bound, SearchEffort& effort) const {
+SegmentSearch::Level SegmentSearch::one_level(int64_t shards, int64_t bound,
+                                              SearchEffort& effort) const {
   const Packer packer(problem_.tensors, types_, shards);
   bool proved = true;
   int64_t s = bound, below = bound - 1;
@@ -83,7 +89,8 @@ SegmentSearch::Level SegmentSearch::one_level(int64_t shards, int64_t bound, Sea
   return {s, bound, s == bound, std::move(found.order)};
 }
 
-// Fine shards for one coarse one, smallest first. Returns whether everything below the best cost was decided.
+// Fine shards for one coarse one, smallest first. Returns whether everything below the best cost
+// was decided.
 bool SegmentSearch::scan_steps(SegmentChoice& best, int64_t period, SearchEffort& effort) const {
   const Packer packer(problem_.tensors, types_, problem_.degrees.zero2);
   bool decided = true;
@@ -102,8 +109,10 @@ bool SegmentSearch::scan_steps(SegmentChoice& best, int64_t period, SearchEffort
   return decided;
 }
 
-// When no two radices were found: one radix, or the coarse level alone with steps doubled until they fit.
-void SegmentSearch::fall_back(SegmentChoice& best, const Level& coarse, SearchEffort& effort) const {
+// When no two radices were found: one radix, or the coarse level alone with steps doubled until
+// they fit.
+void SegmentSearch::fall_back(SegmentChoice& best, const Level& coarse,
+                              SearchEffort& effort) const {
   Level fine = one_level(problem_.degrees.zero1, next_admissible(types_, bounds_.shard1), effort);
   accept(best, {fine.shard * fine_ratio_, fine.shard}, std::move(fine.order));
   accept(best, {coarse.shard, coarse.shard}, coarse.order);
@@ -116,7 +125,8 @@ void SegmentSearch::fall_back(SegmentChoice& best, const Level& coarse, SearchEf
   }
 }
 
-void SegmentSearch::scan_periods(SegmentChoice& best, const Level& coarse, SearchEffort& effort) const {
+void SegmentSearch::scan_periods(SegmentChoice& best, const Level& coarse,
+                                 SearchEffort& effort) const {
   const Packer packer(problem_.tensors, types_, problem_.degrees.zero2);
   bool decided = coarse.exact, finished = false;
   int64_t period = coarse.shard;
@@ -137,7 +147,9 @@ SegmentChoice SegmentSearch::run(SearchEffort& effort) const {
   if (types_.types.empty()) return best.exact = true, best;
   Level coarse = one_level(problem_.degrees.zero2, bounds_.shard2, effort);
   best.bounds.shard2 = coarse.bound;
-  best.bounds.shard1 = fine_ratio_ == 1 ? coarse.bound : std::max(bounds_.shard1, ceil_div(coarse.bound, fine_ratio_));
+  best.bounds.shard1 = fine_ratio_ == 1
+                           ? coarse.bound
+                           : std::max(bounds_.shard1, ceil_div(coarse.bound, fine_ratio_));
   best.bounds.cost = cost(best.bounds.shard2, best.bounds.shard1);
   if (fine_ratio_ == 1) {
     accept(best, {coarse.shard, coarse.shard}, std::move(coarse.order));

@@ -14,15 +14,15 @@ namespace dovetail::plan {
 struct SegmentBounds {
   int64_t shard2 = 0;  // F5: smallest admissible size that holds all blocks
   int64_t shard1 = 0;
-  int64_t cost = 0;    // of these two
+  int64_t cost = 0;  // of these two
 };
 
 struct SegmentChoice {
   Grid grid;               // period = shard2, step = shard1
   std::vector<int> order;  // of the tensors
   int64_t cost = 0;
-  SegmentBounds bounds;    // raised by every proved refusal
-  bool exact = false;      // cost is minimal
+  SegmentBounds bounds;  // raised by every proved refusal
+  bool exact = false;    // cost is minimal
 };
 
 class SegmentSearch {

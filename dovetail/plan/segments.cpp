@@ -12,8 +12,8 @@
 namespace dovetail::plan {
 namespace {
 
-constexpr size_t kMaxClasses = 9;     // more are merged: 3^9/6 partitions, 2^9 subsets
-constexpr int kMaxEvaluations = 24;   // partitions searched
+constexpr size_t kMaxClasses = 9;    // more are merged: 3^9/6 partitions, 2^9 subsets
+constexpr int kMaxEvaluations = 24;  // partitions searched
 
 using Mask = uint32_t;  // set of classes
 
@@ -25,7 +25,8 @@ struct BlockClass {
 // Classes of equal block, coarsest first; empty tensors go with the first class.
 std::vector<BlockClass> classes_of(const RaggedProblem& problem) {
   std::map<int64_t, std::vector<int>, std::greater<>> by_block;
-  for (int i = 0; i < static_cast<int>(problem.tensors.size()); ++i) by_block[problem.tensors[i].block].push_back(i);
+  for (int i = 0; i < static_cast<int>(problem.tensors.size()); ++i)
+    by_block[problem.tensors[i].block].push_back(i);
   std::vector<BlockClass> classes;
   for (auto& [block, tensors] : by_block) classes.push_back({block, std::move(tensors)});
   return classes;
@@ -38,12 +39,15 @@ void merge_classes(std::vector<BlockClass>& classes) {
     double least = -1;
     for (size_t i = 0; i < classes.size(); ++i)
       for (size_t j = i + 1; j < classes.size(); ++j) {
-        const double common = double(classes[i].block) / std::gcd(classes[i].block, classes[j].block) * classes[j].block;
+        const double common = double(classes[i].block) /
+                              std::gcd(classes[i].block, classes[j].block) * classes[j].block;
         if (least >= 0 && common >= least) continue;
         least = common, a = i, b = j;
       }
-    classes[a].block = classes[a].block / std::gcd(classes[a].block, classes[b].block) * classes[b].block;
-    classes[a].tensors.insert(classes[a].tensors.end(), classes[b].tensors.begin(), classes[b].tensors.end());
+    classes[a].block =
+        classes[a].block / std::gcd(classes[a].block, classes[b].block) * classes[b].block;
+    classes[a].tensors.insert(classes[a].tensors.end(), classes[b].tensors.begin(),
+                              classes[b].tensors.end());
     classes.erase(classes.begin() + b);
   }
 }
@@ -56,9 +60,13 @@ struct Partition {
 class Partitions {
  public:
   Partitions(const RaggedProblem& problem, std::vector<BlockClass> classes)
-      : problem_(problem), classes_(std::move(classes)), searches_(size_t{1} << classes_.size()), choices_(searches_.size()) {}
+      : problem_(problem),
+        classes_(std::move(classes)),
+        searches_(size_t{1} << classes_.size()),
+        choices_(searches_.size()) {}
 
-  // All partitions of the classes into at most max_segments parts, least bound first, then fewest parts.
+  // All partitions of the classes into at most max_segments parts, least bound first, then fewest
+  // parts.
   std::vector<Partition> enumerate() {
     std::vector<Partition> all;
     std::vector<Mask> parts;
@@ -102,7 +110,8 @@ class Partitions {
   }
 
   const SegmentSearch& search(Mask mask) {
-    if (!searches_[mask]) searches_[mask] = std::make_unique<SegmentSearch>(problem_, tensors(mask));
+    if (!searches_[mask])
+      searches_[mask] = std::make_unique<SegmentSearch>(problem_, tensors(mask));
     return *searches_[mask];
   }
 
@@ -118,7 +127,8 @@ struct Evaluated {
   int64_t proven = 0;  // no partition of the classes costs less
 };
 
-Evaluated evaluate(Partitions& partitions, const std::vector<Partition>& all, SearchEffort& effort) {
+Evaluated evaluate(Partitions& partitions, const std::vector<Partition>& all,
+                   SearchEffort& effort) {
   Evaluated r;
   bool any_bound = false;
   const auto lower_to = [&](int64_t bound) {
@@ -127,7 +137,8 @@ Evaluated evaluate(Partitions& partitions, const std::vector<Partition>& all, Se
   };
   int evaluations = 0;
   for (const Partition& p : all) {
-    const bool can_win = !r.best || p.bound < r.cost || (p.bound == r.cost && p.parts.size() < r.best->parts.size());
+    const bool can_win =
+        !r.best || p.bound < r.cost || (p.bound == r.cost && p.parts.size() < r.best->parts.size());
     if (!can_win && p.bound >= r.cost) {
       lower_to(p.bound);
       continue;
@@ -143,7 +154,8 @@ Evaluated evaluate(Partitions& partitions, const std::vector<Partition>& all, Se
       bound += c.bounds.cost;
     }
     lower_to(bound);
-    if (!r.best || cost < r.cost || (cost == r.cost && p.parts.size() < r.best->parts.size())) r.best = &p, r.cost = cost;
+    if (!r.best || cost < r.cost || (cost == r.cost && p.parts.size() < r.best->parts.size()))
+      r.best = &p, r.cost = cost;
   }
   return r;
 }
@@ -168,14 +180,16 @@ SegmentsChoice choose_segments(const RaggedProblem& problem) {
   r.bound3 = block_bound(types, problem.degrees.zero3);
   r.bound1 = block_bound(types, problem.degrees.zero1);
   std::vector<BlockClass> classes = classes_of(problem);
-  const bool all_partitions = classes.size() == problem.tensors.size() && classes.size() <= kMaxClasses;
+  const bool all_partitions =
+      classes.size() == problem.tensors.size() && classes.size() <= kMaxClasses;
   merge_classes(classes);
   Partitions partitions(problem, std::move(classes));
   const std::vector<Partition> all = partitions.enumerate();
   const Evaluated e = evaluate(partitions, all, effort);
   const int64_t any = problem.weights.zero3 * r.bound3 + problem.weights.zero1 * r.bound1;
   r.exact = e.cost == any || (all_partitions && e.cost == e.proven);
-  for (Mask m : e.best->parts) r.parts.push_back({partitions.tensors(m), partitions.choice(m, effort)});
+  for (Mask m : e.best->parts)
+    r.parts.push_back({partitions.tensors(m), partitions.choice(m, effort)});
   r.steps = effort.steps;
   return r;
 }

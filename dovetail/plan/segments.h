@@ -1,4 +1,5 @@
-// Which tensors share a segment: partitions of the classes of equal block, cheapest lower bound first.
+// Which tensors share a segment: partitions of the classes of equal block, cheapest lower bound
+// first.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,9 @@ struct SegmentsChoice {
 };
 
 // At most problem.max_segments parts of least summed cost; fewer parts where the cost is the same.
-// Exact when the cost equals a bound for any assignment of blocks, when one segment is asked for and its search was exact,
-// or when every class is a single tensor, so that the partitions enumerated are all there are.
+// Exact when the cost equals a bound for any assignment of blocks, when one segment is asked for
+// and its search was exact, or when every class is a single tensor, so that the partitions
+// enumerated are all there are.
 SegmentsChoice choose_segments(const RaggedProblem& problem);
 
 }  // namespace dovetail::plan

@@ -11,7 +11,8 @@ constexpr int kPatternNodes = 2000;  // of the depth-first search for one patter
 // The fullest choice of things, sizes descending, for `room` units.
 class PatternSearch {
  public:
-  PatternSearch(const std::vector<int64_t>& sizes, const std::vector<int64_t>& left) : sizes_(sizes), left_(left) {}
+  PatternSearch(const std::vector<int64_t>& sizes, const std::vector<int64_t>& left)
+      : sizes_(sizes), left_(left) {}
 
   std::vector<int64_t> best(int64_t room) {
     taken_.assign(sizes_.size(), 0);
@@ -50,7 +51,8 @@ class PatternSearch {
 };
 
 bool is_hard(const Grid& grid, RaggedTensor t) {
-  return t.extent <= grid.step && (t.block == t.extent || grid.period % t.block != 0 || grid.step % t.block != 0);
+  return t.extent <= grid.step &&
+         (t.block == t.extent || grid.period % t.block != 0 || grid.step % t.block != 0);
 }
 
 }  // namespace
@@ -60,10 +62,12 @@ CellPacking pack_cells(const Grid& grid, const TensorTypes& types, SearchEffort&
   std::vector<int> hard;
   for (int i = 0; i < static_cast<int>(types.types.size()); ++i)
     if (types.types[i].shape.block > 1 && is_hard(grid, types.types[i].shape)) hard.push_back(i);
-  std::stable_sort(hard.begin(), hard.end(),
-                   [&](int a, int b) { return types.types[a].shape.extent > types.types[b].shape.extent; });
+  std::stable_sort(hard.begin(), hard.end(), [&](int a, int b) {
+    return types.types[a].shape.extent > types.types[b].shape.extent;
+  });
   std::vector<int64_t> sizes, left;
-  for (int i : hard) sizes.push_back(types.types[i].shape.extent), left.push_back(types.types[i].count);
+  for (int i : hard)
+    sizes.push_back(types.types[i].shape.extent), left.push_back(types.types[i].count);
 
   PatternSearch search(sizes, left);
   std::vector<int64_t> pattern;

@@ -1,4 +1,5 @@
-// The packer for many tensors that must not be cut (whole matrices, experts): one cell at a time, by the best-filling pattern.
+// The packer for many tensors that must not be cut (whole matrices, experts): one cell at a time,
+// by the best-filling pattern.
 #pragma once
 
 #include <cstdint>
@@ -15,9 +16,10 @@ struct CellPacking {
   int64_t end = 0;              // first position behind everything placed
 };
 
-// Fills cells from position 0 with the types whose blocks divide neither the period nor the step or that are one block,
-// and that fit into a cell. Every cell takes the largest thing left and whatever fills the rest best (minimum bin slack);
-// a pattern is repeated while it lasts. Leaves everything else to the caller.
+// Fills cells from position 0 with the types whose blocks divide neither the period nor the step or
+// that are one block, and that fit into a cell. Every cell takes the largest thing left and
+// whatever fills the rest best (minimum bin slack); a pattern is repeated while it lasts. Leaves
+// everything else to the caller.
 CellPacking pack_cells(const Grid& grid, const TensorTypes& types, SearchEffort& effort);
 
 }  // namespace dovetail::plan

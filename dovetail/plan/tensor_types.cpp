@@ -6,7 +6,8 @@
 
 namespace dovetail::plan {
 
-TensorTypes group_by_type(std::span<const RaggedTensor> tensors, std::span<const int> chosen, int max_types) {
+TensorTypes group_by_type(std::span<const RaggedTensor> tensors, std::span<const int> chosen,
+                          int max_types) {
   TensorTypes r;
   std::map<std::pair<int64_t, int64_t>, std::vector<int>> groups;
   for (int i : chosen) {

@@ -47,14 +47,21 @@ class KeyTable {
 
 class TypeSearch {
  public:
-  TypeSearch(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam, SearchEffort& effort)
-      : grid_(grid), moves_(moves), range_(range), beam_(beam), effort_(effort), table_(beam * moves.size()) {
+  TypeSearch(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam,
+             SearchEffort& effort)
+      : grid_(grid),
+        moves_(moves),
+        range_(range),
+        beam_(beam),
+        effort_(effort),
+        table_(beam * moves.size()) {
     int64_t total = 0;
     uint64_t radix = 1;
     for (const Move& m : moves) {
       radix_.push_back(radix);
       const uint64_t base = m.count + 1;
-      if (radix > ~uint64_t{0} / base) exact_ = false;  // keys may collide: still sound, no longer a proof
+      if (radix > ~uint64_t{0} / base)
+        exact_ = false;  // keys may collide: still sound, no longer a proof
       radix *= base;
       depth_ += m.count;
       total += m.shape.extent * m.run * m.count;
@@ -91,11 +98,18 @@ class TypeSearch {
         if (from.counts[size_t(i) * width + m] == move.count) continue;
         ++effort_.steps;
         const int64_t end = grid_.end_of_run(s.end, move.shape, move.run);
-        const State next{s.key + radix_[m], end, s.placed + move.shape.extent * move.run, s.hard + move.shape.block * move.run, i, m};
+        const State next{s.key + radix_[m],
+                         end,
+                         s.placed + move.shape.extent * move.run,
+                         s.hard + move.shape.block * move.run,
+                         i,
+                         m};
         if (end < 0 || gap(next) > slack_) continue;
         const int at = table_.find_or_insert(next.key, static_cast<int>(to.size()));
-        if (at == static_cast<int>(to.size())) to.push_back(next);
-        else if (end < to[at].end) to[at] = next;
+        if (at == static_cast<int>(to.size()))
+          to.push_back(next);
+        else if (end < to[at].end)
+          to[at] = next;
       }
     }
   }
@@ -103,11 +117,12 @@ class TypeSearch {
   void truncate() {
     exact_ = false;
     std::vector<State>& states = layers_.back().states;
-    std::nth_element(states.begin(), states.begin() + beam_, states.end(), [this](const State& a, const State& b) {
-      if (gap(a) != gap(b)) return gap(a) < gap(b);
-      if (a.hard != b.hard) return a.hard > b.hard;
-      return a.key < b.key;
-    });
+    std::nth_element(states.begin(), states.begin() + beam_, states.end(),
+                     [this](const State& a, const State& b) {
+                       if (gap(a) != gap(b)) return gap(a) < gap(b);
+                       if (a.hard != b.hard) return a.hard > b.hard;
+                       return a.key < b.key;
+                     });
     states.resize(beam_);
   }
 
@@ -117,7 +132,8 @@ class TypeSearch {
     const size_t width = moves_.size();
     to.counts.resize(to.states.size() * width);
     for (size_t i = 0; i < to.states.size(); ++i) {
-      std::copy_n(from.counts.begin() + to.states[i].parent * width, width, to.counts.begin() + i * width);
+      std::copy_n(from.counts.begin() + to.states[i].parent * width, width,
+                  to.counts.begin() + i * width);
       ++to.counts[i * width + to.states[i].move];
     }
   }
@@ -125,8 +141,9 @@ class TypeSearch {
   std::vector<int> backtrack() const {
     std::vector<int> order(depth_);
     const auto& last = layers_.back().states;
-    int at = static_cast<int>(std::min_element(last.begin(), last.end(), [](auto& a, auto& b) { return a.end < b.end; }) -
-                              last.begin());
+    int at = static_cast<int>(
+        std::min_element(last.begin(), last.end(), [](auto& a, auto& b) { return a.end < b.end; }) -
+        last.begin());
     for (int64_t n = depth_; n > 0; --n) {
       const State& s = layers_[n].states[at];
       order[n - 1] = s.move;
@@ -150,7 +167,8 @@ class TypeSearch {
 
 }  // namespace
 
-TypeOrder search_types(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam, SearchEffort& effort) {
+TypeOrder search_types(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam,
+                       SearchEffort& effort) {
   return TypeSearch(grid, moves, range, beam, effort).run();
 }
 

@@ -1,5 +1,5 @@
-// The exact search over type counts (F2 of docs/planner.md): with every tensor at its earliest start, only the smallest
-// end of each multiset of placed types matters.
+// The exact search over type counts (F2 of docs/planner.md): with every tensor at its earliest
+// start, only the smallest end of each multiset of placed types matters.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,10 @@ struct TypeOrder {
   std::vector<int> moves;  // indices of moves in placing order, when it fits
 };
 
-// Searches layer by layer in the number of moves made, within the positions of `range`, keeping at most
-// `beam` states a layer (smallest gap, then most hard blocks placed). `refused` only when nothing was ever dropped.
-TypeOrder search_types(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam, SearchEffort& effort);
+// Searches layer by layer in the number of moves made, within the positions of `range`, keeping at
+// most `beam` states a layer (smallest gap, then most hard blocks placed). `refused` only when
+// nothing was ever dropped.
+TypeOrder search_types(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam,
+                       SearchEffort& effort);
 
 }  // namespace dovetail::plan
