@@ -1,0 +1,41 @@
+# `make help` lists the targets. Everything else is in tools/.
+SHELL := /bin/bash
+CONFIG ?= configs/default.toml
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build train test bench asan tsan clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
+	@echo
+	@echo "make train CONFIG=configs/zero1.toml ARGS='--set train.steps=100' trains another configuration"
+
+setup:  ## install what is missing (Debian packages as root, .venv with the pinned torch)
+	@tools/setup
+
+build: setup  ## build everything into build/
+	@tools/build
+
+train: setup  ## train the default configuration on real text; leaves runs/NAME with report.html
+	@tools/build dovetail
+	@build/bin/dovetail train $(CONFIG) $(ARGS)
+
+test: setup  ## build and run every test
+	@tools/build
+	@tools/test build
+
+bench: setup  ## rerun the benchmarks and comparisons
+	@tools/build
+	@tools/bench
+
+asan: setup  ## build with the address sanitizer and run the tests
+	@SANITIZE=address tools/build
+	@tools/test build-address
+
+tsan: setup  ## build with the thread sanitizer and run the tests
+	@SANITIZE=thread tools/build
+	@tools/test build-thread
+
+clean:  ## remove build folders (not runs, not .venv)
+	@rm -rf build build-address build-thread
