@@ -35,6 +35,9 @@ struct Format {
   int64_t block = 1;  // elements that a shard boundary may not cut
   DType gradient = DType::f32;  // what kernels write gradients in
 
+  // Bytes of `element_count` elements in the planes that any of the passes reads. Throws as PlaneSpec::bytes_of does.
+  int64_t bytes_of(int64_t element_count, PlaneUse passes = {}) const;
+
   // True when a parameter in this format is the plain array of `dtype`: main weights of that type need no copy.
   bool is_plain(DType dtype) const;
   bool operator==(const Format&) const = default;

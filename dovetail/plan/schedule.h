@@ -1,17 +1,24 @@
 // The order of one optimizer step: which group is gathered, computed, released and reduced when. The engine follows these
 // rules as hooks fire; the planner replays them to size the slot pool and the simulator to price a step.
 //
-// Forward, at the start of group g: gather g unless under way, gather the next `prefetch` groups, wait for g. At its end:
-// release g unless it stays. Backward, at the start of g: the same with the groups before it, then open g's gradient
-// buffer. At its end: release g, finish reductions until fewer than max(1, pending_reductions) are in flight, start
-// reducing g (and finish it at once when pending_reductions is 0). The root group is gathered before all others, released
-// and reduced after all others. At the end of backward all reductions are finished.
+// Forward, at the start of group g: gather g unless under way, gather the next `prefetch` groups, compute g. At its end:
+// release g unless it stays. Backward, at the start of g: the same with the groups before it, where g's gradient buffer is
+// opened before g computes. At its end: release g, add the gradient to the local accumulator where there is one, finish
+// reductions until fewer than max(1, pending_reductions) are in flight (oldest first), start reducing g (and finish it at
+// once when pending_reductions is 0). The root group is gathered before all others, released and reduced after all others.
+// At the end of backward all reductions are finished.
+//
+// Prefetch counts only groups that the pass gathers. A group without elements takes part in nothing. With zero3 == 1 the
+// runtime shard is the whole: nothing is gathered or released. With local accumulation over zero2 > 1 only the last
+// micro-batch reduces, from the accumulator. Whether groups are frozen is not fixed by a plan and changes bytes only.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "dovetail/base/interval.h"
+#include "dovetail/plan/format.h"
 #include "dovetail/plan/plan.h"
 
 namespace dovetail::plan {
@@ -19,12 +26,13 @@ namespace dovetail::plan {
 enum class Action : uint8_t {
   refresh,        // runtime shard from main weights, over zero1/zero3 ranks (all groups, once a step)
   gather,         // issue the gather of a group's runtime parameters
-  compute,        // wait for the gather; forward or backward of the group
+  compute,        // wait for the gather; forward or backward of the group (the root group: the start of it)
   release,        // give the gather slot back
   open_gradient,  // take a gradient slot
-  reduce,         // issue the reduction of the group's gradient: takes a scratch slot
-  finish_reduce,  // wait for it; give gradient and scratch slots back
-  update,         // reduce over zero1/zero2 and replicas, norm, update operations, encode (all groups)
+  accumulate,     // add the gradient slot to the local accumulator; give the gradient slot back
+  reduce,         // issue the reduction of the group's gradient (of the accumulator, if there is one): takes a scratch slot
+  finish_reduce,  // wait for it; give the scratch slot and, if still held, the gradient slot back
+  update,         // reduce over zero1/zero2 and replicas, norm, update operations (all groups); takes one slot at a time
 };
 std::string_view name_of(Action action);
 
@@ -36,16 +44,34 @@ struct Event {
   bool operator==(const Event&) const = default;
 };
 
+// Throws ConfigError for fewer than one micro-batch.
 std::vector<Event> schedule_of(const Plan& plan, int64_t micro_batches);
 
-// Bytes of the three kinds of slots of a group. gather is 0 where zero3 == 1 (the runtime shard is the whole); scratch is
-// what comm::Group::reduce_scratch_bytes asks for over zero2 ranks: all other members' slices.
+// What the rules come to for one group.
+int64_t elements_of(const Plan& plan, int64_t group);          // of all its segments, with padding
+bool gathers_in_forward(const Plan& plan, int64_t group);      // zero3 > 1 and elements
+bool stays_gathered(const Plan& plan, int64_t group);          // gathered, kept by the plan, and read by its backward
+bool gathers_in_backward(const Plan& plan, int64_t group);     // gathered, read by its backward, and did not stay
+PlaneUse gathered_planes(const Plan& plan, int64_t group, bool backward);  // forward: all that is read while it stays
+bool accumulates_locally(const Plan& plan);                    // local_accumulation and zero2 > 1
+
+// Bytes of the kinds of slots of a group, the same on all ranks. Segments lie one behind the other in a slot.
 struct SlotBytes {
-  int64_t gather = 0, gradient = 0, scratch = 0;
+  int64_t gather = 0;    // planes of the pass that reads more; 0 where nothing is gathered
+  int64_t gradient = 0;  // whole, in the format's gradient dtype
+  int64_t scratch = 0;   // what comm::Group::reduce_scratch_bytes asks for over zero2 ranks: (zero2-1) own slices, each
+                         // padded to 64 bytes; fp32 with local accumulation, else the format's gradient dtype
+  int64_t update = 0;    // the larger of two at the update: reduce_scratch_bytes over zero1/zero2 ranks (fp32) and
+                         // all_reduce_scratch_bytes over replicas; of the rank that needs most
 };
 SlotBytes slot_bytes(const Plan& plan, int64_t group);
 
-// Sizes of the pool's slots after replaying one step (two micro-batches) from an empty pool.
+// Sizes of the pool's slots after replaying steps of two micro-batches from an empty pool until a step changes nothing.
+// Groups are updated one after the other; a request of no bytes at the update is not made.
 std::vector<int64_t> pool_slots(const Plan& plan);
+
+// How comm::Group::all_reduce cuts n elements among r members: slices of ceil(n/r) elements, rounded up to 64 bytes of
+// fp32; the last ones may be short or empty.
+Interval all_reduce_slice(int64_t n, int64_t r, int64_t member);
 
 }  // namespace dovetail::plan
