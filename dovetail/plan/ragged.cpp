@@ -10,7 +10,7 @@ namespace dovetail::plan {
 namespace {
 
 void check_problem(const RaggedProblem& p) {
-  check(p.degrees);
+  validate(p.degrees, p.degrees.zero1);
   if (p.max_segments < 1 || p.max_segments > 3)
     raise<ConfigError>("segments: wanted 1, 2 or 3; got {}", p.max_segments);
   if (p.weights.zero3 < 1 || p.weights.zero1 < 1)

@@ -66,7 +66,4 @@ RaggedPlan plan_ragged(const RaggedProblem& problem);
 // tensor and the boundary.
 void verify(const RaggedProblem& problem, std::span<const RaggedSegment> segments);
 
-// Throws ConfigError unless zero3 | zero2 | zero1, all >= 1.
-void check(const Degrees& degrees);
-
 }  // namespace dovetail::plan

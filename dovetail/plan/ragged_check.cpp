@@ -34,17 +34,6 @@ void verify_cuts(const RaggedSegment& s, int tensor, const RaggedTensor& t, int6
 
 }  // namespace
 
-void check(const Degrees& n) {
-  if (n.zero1 < 1 || n.zero2 < 1 || n.zero3 < 1)
-    raise<ConfigError>("degrees: wanted at least 1 each; got zero1 {}, zero2 {}, zero3 {}", n.zero1,
-                       n.zero2, n.zero3);
-  if (n.zero2 % n.zero3 != 0 || n.zero1 % n.zero2 != 0)
-    raise<ConfigError>(
-        "degrees: zero3 must divide zero2 and zero2 must divide zero1; got zero1 {}, zero2 {}, "
-        "zero3 {}",
-        n.zero1, n.zero2, n.zero3);
-}
-
 void verify(const RaggedProblem& problem, std::span<const RaggedSegment> segments) {
   std::vector<int> placed(problem.tensors.size(), 0);
   for (size_t number = 0; number < segments.size(); ++number) {

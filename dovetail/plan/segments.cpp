@@ -177,8 +177,12 @@ SegmentsChoice choose_segments(const RaggedProblem& problem) {
     return r;
   }
   const TensorTypes types = group_by_type(problem.tensors, everything);
-  r.bound3 = block_bound(types, problem.degrees.zero3);
-  r.bound1 = block_bound(types, problem.degrees.zero1);
+  // The relations of the levels hold for the sums over segments too.
+  const Degrees& d = problem.degrees;
+  const int64_t bound2 = std::max(block_bound(types, d.zero2),
+                                  ceil_div(block_bound(types, d.zero3), d.zero2 / d.zero3));
+  r.bound3 = bound2 * (d.zero2 / d.zero3);
+  r.bound1 = std::max(block_bound(types, d.zero1), ceil_div(bound2, d.zero1 / d.zero2));
   std::vector<BlockClass> classes = classes_of(problem);
   const bool all_partitions =
       classes.size() == problem.tensors.size() && classes.size() <= kMaxClasses;
