@@ -14,7 +14,8 @@ enum class BlockKind : uint8_t { element, row, rows32, rows128, head, expert, ma
 std::string_view name_of(BlockKind kind);
 BlockKind parse_block_kind(std::string_view name);  // throws ConfigError
 
-// Elements of one block of the tensor; at least 1 and at most max(1, numel). A block as large as the tensor is rigid.
+// Elements of one block of the tensor; at least 1 and at most max(1, numel). A block as large as the tensor
+// is rigid.
 //   element        1; so are vectors under every kind
 //   row            TensorSpec::row()
 //   32-row/128-row that many rows, within one expert; where an expert's rows are no multiple, the expert

@@ -1,6 +1,7 @@
-// Views over one allocation. The root is the allocation; every other node names a part of its parent. Children of one
-// node may read the same bytes with other shapes and boundaries: a fused QKV weight, its heads, and its 32-row tiles are
-// three children of one run of elements. A tree is a plain value; storage/views makes tensors of it.
+// Views over one allocation. The root is the allocation; every other node names a part of its parent.
+// Children of one node may read the same bytes with other shapes and boundaries: a fused QKV weight, its
+// heads, and its 32-row tiles are three children of one run of elements. A tree is a plain value;
+// storage/views makes tensors of it.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,9 @@ class DataTree {
   // A root of `bytes` bytes.
   DataTree(std::string name, int64_t bytes);
 
-  // Adds a view below `parent` (0 = the root) and returns its index. Throws PlanError when a sibling has the name, when
-  // it reaches outside of its parent's extent, or when the offset is no multiple of the element size.
+  // Adds a view below `parent` (0 = the root) and returns its index. Throws PlanError when a sibling has the
+  // name, when it reaches outside of its parent's extent, or when the offset is no multiple of the element
+  // size.
   int64_t add(int64_t parent, DataNode node);
   // A contiguous view.
   int64_t add_contiguous(int64_t parent, std::string name, int64_t offset, std::vector<int64_t> shape, DType dtype);
@@ -43,7 +45,8 @@ class DataTree {
   std::vector<int64_t> children(int64_t index) const;
   std::string path(int64_t index) const;
 
-  // The bytes that a node can touch: from its first to past its last element; empty for a node without elements.
+  // The bytes that a node can touch: from its first to past its last element; empty for a node without
+  // elements.
   Interval extent(int64_t index) const;
   // The runs of bytes it covers, merged and ascending: a head of an output projection is a set of columns.
   IntervalList runs(int64_t index) const;
@@ -57,8 +60,8 @@ class DataTree {
   std::vector<DataNode> nodes_;
 };
 
-// The intervals of elements of a row-major tensor that form its unit number `index` of `count` along dimension `dim`
-// (heads, experts): one run for dim 0, a run per row of the outer dimensions otherwise.
+// The intervals of elements of a row-major tensor that form its unit number `index` of `count` along
+// dimension `dim` (heads, experts): one run for dim 0, a run per row of the outer dimensions otherwise.
 IntervalList unit_intervals(const std::vector<int64_t>& shape, int dim, int64_t count, int64_t index);
 
 }  // namespace dovetail

@@ -8,9 +8,10 @@ namespace dovetail {
 namespace {
 
 void verify_degrees(const SegmentLayout& l) {
-  const bool divide = l.zero3 >= 1 && l.zero2 >= 1 && l.zero1 >= 1 && l.zero2 % l.zero3 == 0 && l.zero1 % l.zero2 == 0;
-  if (!divide)
-    raise<PlanError>("layout: wanted zero3 | zero2 | zero1, got zero1 {}, zero2 {}, zero3 {}", l.zero1, l.zero2, l.zero3);
+  const bool positive = l.zero3 >= 1 && l.zero2 >= 1 && l.zero1 >= 1;
+  if (!positive || l.zero2 % l.zero3 != 0 || l.zero1 % l.zero2 != 0)
+    raise<PlanError>("layout: wanted zero3 | zero2 | zero1, got zero1 {}, zero2 {}, zero3 {}", l.zero1, l.zero2,
+                     l.zero3);
 }
 
 void verify_shards(const SegmentLayout& l) {
@@ -18,9 +19,11 @@ void verify_shards(const SegmentLayout& l) {
     raise<PlanError>("layout: wanted shards of 0 or more elements, got {}, {}, {}", l.shard1, l.shard2, l.shard3);
   const int64_t fine = l.zero2 / l.zero3, finer = l.zero1 / l.zero2;
   if (l.shard2 * fine != l.shard3)
-    raise<PlanError>("layout: {} zero2 shards of {} elements do not make a zero3 shard of {}", fine, l.shard2, l.shard3);
+    raise<PlanError>("layout: {} zero2 shards of {} elements do not make a zero3 shard of {}", fine, l.shard2,
+                     l.shard3);
   if (l.shard1 * finer < l.shard2 || l.shard1 > l.shard2)
-    raise<PlanError>("layout: {} zero1 shards of {} elements do not divide a zero2 shard of {}", finer, l.shard1, l.shard2);
+    raise<PlanError>("layout: {} zero1 shards of {} elements do not divide a zero2 shard of {}", finer, l.shard1,
+                     l.shard2);
   if (l.bound < 0 || l.bound > l.shard3)
     raise<PlanError>("layout: wanted a lower bound between 0 and the zero3 shard {}, got {}", l.shard3, l.bound);
 }
@@ -35,8 +38,8 @@ void verify_blocks(const SegmentLayout& l, const Placement& p) {
   if (p.block == 1 || p.numel == 0) return;
   for (int64_t b = boundary_after(l, p.offset); b < p.offset + p.numel; b = boundary_after(l, b))
     if ((b - p.offset) % p.block != 0)
-      raise<PlanError>("layout: tensor {}: the shard boundary {} cuts a block: {} elements after its start, blocks of {}",
-                       p.tensor, b, b - p.offset, p.block);
+      raise<PlanError>("layout: tensor {}: shard boundary {}, {} elements after its start, cuts a block of {}", p.tensor,
+                       b, b - p.offset, p.block);
 }
 
 void verify_unique(const SegmentLayout& l) {
@@ -64,10 +67,12 @@ void verify(const SegmentLayout& layout) {
     if (p.tensor < 0 || p.numel < 0 || p.block < 1 || p.block > std::max<int64_t>(1, p.numel))
       raise<PlanError>("layout: tensor {}: {} elements in blocks of {}", p.tensor, p.numel, p.block);
     if (p.offset < end)
-      raise<PlanError>("layout: tensor {} starts at {}, before the end {} of the one before it", p.tensor, p.offset, end);
+      raise<PlanError>("layout: tensor {} starts at {}, before the end {} of the one before it", p.tensor, p.offset,
+                       end);
     end = p.offset + p.numel;
     if (end > layout.size())
-      raise<PlanError>("layout: tensor {} ends at {}, past the {} elements of the segment", p.tensor, end, layout.size());
+      raise<PlanError>("layout: tensor {} ends at {}, past the {} elements of the segment", p.tensor, end,
+                       layout.size());
     verify_blocks(layout, p);
   }
 }

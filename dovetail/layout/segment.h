@@ -1,8 +1,9 @@
 // One planned buffer: where tensors lie in its element space and where its shards end.
 //
-// The element space is [0, zero3*shard3). Shards nest: zero3 shard k is [k*shard3, (k+1)*shard3); it divides evenly into
-// zero2/zero3 zero2 shards of shard2 = shard3*zero3/zero2 elements; zero2 shard s is divided at s*shard2 + j*shard1, and
-// the last sub-shards may be short or empty. Each tensor is one contiguous run; padding lies between runs.
+// The element space is [0, zero3*shard3). Shards nest: zero3 shard k is [k*shard3, (k+1)*shard3); it divides
+// evenly into zero2/zero3 zero2 shards of shard2 = shard3*zero3/zero2 elements; zero2 shard s is divided at
+// s*shard2 + j*shard1, and the last sub-shards may be short or empty. Each tensor is one contiguous run;
+// padding lies between runs.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +36,8 @@ struct SegmentLayout {
   bool operator==(const SegmentLayout&) const = default;
 };
 
-// Checks from the definition: nesting, order, no overlap, no block cut at any level. Throws PlanError naming the tensor.
+// Checks from the definition: nesting, order, no overlap, no block cut at any level. Throws PlanError naming
+// the tensor.
 void verify(const SegmentLayout& layout);
 
 }  // namespace dovetail

@@ -11,8 +11,8 @@ constexpr std::array<std::string_view, kLevels> kNames{"whole", "zero3", "zero2"
 
 }  // namespace
 
-ShardChain::ShardChain(const SegmentLayout& layout, const Placement& placement, int64_t zero3_shard, int64_t zero2_shard,
-                       int64_t zero1_shard) {
+ShardChain::ShardChain(const SegmentLayout& layout, const Placement& placement, int64_t zero3_shard,
+                       int64_t zero2_shard, int64_t zero1_shard) {
   DT_CHECK_EQ(zero2_shard / (layout.zero2 / layout.zero3), zero3_shard, "zero2 shard {}", zero2_shard);
   DT_CHECK_EQ(zero1_shard / (layout.zero1 / layout.zero2), zero2_shard, "zero1 shard {}", zero1_shard);
   DT_CHECK(0 <= zero3_shard && zero3_shard < layout.zero3, "zero3 shard {} of {}", zero3_shard, layout.zero3);
@@ -40,7 +40,9 @@ int64_t ShardChain::to_local(Level level, int64_t original) const {
   return original - here.begin;
 }
 
-int64_t ShardChain::convert(Level from, int64_t local, Level to) const { return to_local(to, to_original(from, local)); }
+int64_t ShardChain::convert(Level from, int64_t local, Level to) const {
+  return to_local(to, to_original(from, local));
+}
 
 std::string ShardChain::to_text() const {
   std::string text = fmt::format("whole[{},{})", held_[0].begin, held_[0].end);

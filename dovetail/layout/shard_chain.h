@@ -22,7 +22,8 @@ class ShardChain {
 
   // The elements of the original tensor held at a level.
   Interval held(Level level) const { return held_[static_cast<int>(level)]; }
-  // Elements from the start of the level's shard buffer (of the whole segment) to the first held element; 0 when empty.
+  // Elements from the start of the level's shard buffer (of the whole segment) to the first held element; 0
+  // when empty.
   int64_t buffer_offset(Level level) const { return offset_[static_cast<int>(level)]; }
 
   // The original index of the i-th element held at a level, and back. Throws InvariantError out of range.

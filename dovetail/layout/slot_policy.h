@@ -1,5 +1,6 @@
-// Which slot of a pool serves a request: the policy alone, without memory. The planner runs it on the schedule to size the
-// pool before training; storage/pool runs it on the real thing, so both come to the same slots.
+// Which slot of a pool serves a request: the policy alone, without memory. The planner runs it on the
+// schedule to size the pool before training; storage/pool runs it on the real thing, so both come to the same
+// slots.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +14,8 @@ class SlotPolicy {
   // Starts with free slots of the given sizes (bytes).
   explicit SlotPolicy(std::vector<int64_t> sizes);
 
-  // The smallest free slot that holds `bytes` (ties: lowest number). Where none does: the largest free slot, enlarged;
-  // where none is free: a new slot of that size. Zero bytes are a request like any other.
+  // The smallest free slot that holds `bytes` (ties: lowest number). Where none does: the largest free slot,
+  // enlarged; where none is free: a new slot of that size. Zero bytes are a request like any other.
   int64_t acquire(int64_t bytes);
   void release(int64_t slot);  // throws InvariantError unless in use
 

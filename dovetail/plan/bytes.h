@@ -1,5 +1,5 @@
-// What a plan costs, predicted: bytes held by each rank, by role, and payload bytes sent in a step, by phase. The engine
-// measures both and tests compare them for equality.
+// What a plan costs, predicted: bytes held by each rank, by role, and payload bytes sent in a step, by phase.
+// The engine measures both and tests compare them for equality.
 #pragma once
 
 #include <cstdint>
@@ -11,14 +11,14 @@
 
 namespace dovetail::plan {
 
-// Bytes allocated for the whole run. Roles whose memory is shared with another are 0. Sums over all segments of all
-// buckets; n1 is the size of the rank's zero1 interval (its last one may be short), padding included.
+// Bytes allocated for the whole run. Roles whose memory is shared with another are 0. Sums over all segments
+// of all buckets; n1 is the size of the rank's zero1 interval (its last one may be short), padding included.
 struct HeldBytes {
-  int64_t main = 0;           // n1 * main dtype; 0 when views of the runtime shard: the format is the main dtype's plain array
+  int64_t main = 0;           // n1 * main dtype; 0 when views of the runtime shard (Format::is_plain)
   int64_t runtime = 0;        // shard3 elements, all planes
   int64_t gradient = 0;       // 4 * shard2
   int64_t main_gradient = 0;  // 4 * n1; 0 when the same as the zero2 shard (zero1 == zero2)
-  int64_t accumulator = 0;    // 4 * zero3 * shard3 with local accumulation; 0 when zero2 == 1 (the gradient shard is whole)
+  int64_t accumulator = 0;    // 4 * zero3 * shard3 with local accumulation, unless zero2 == 1
   int64_t state = 0;          // n1 * the most bytes of state that any tensor of the bucket has per element: a field is
                               // allocated over the bucket's element space
   int64_t slots = 0;          // pool_slots: gather and gradient buffers, reduction scratch
@@ -34,8 +34,8 @@ struct SentBytes {
   int64_t reduce = 0;           // per reduced micro-batch and trainable group: shard2 to each of zero2 - 1 others, in the
                                 // format's gradient dtype (fp32 with local accumulation)
   int64_t reduce_main = 0;      // per trainable group, fp32: what of shard2 is not own n1 to the zero1/zero2 - 1 others;
-                                // then an all-reduce of n1 over r = world/zero1 replicas: all slices but the own one
-                                // (all_reduce_slice), and the own one to r - 1 others
+                                // then an all-reduce of n1 over r = world/zero1 replicas: all slices but the
+                                // own one (all_reduce_slice), and the own one to r - 1 others
   int64_t total() const;
   bool operator==(const SentBytes&) const = default;
 };
@@ -48,8 +48,8 @@ struct StepShape {
   std::vector<bool> trainable;           // per group; empty = all
 };
 
-// `state_bytes[t]`: bytes of optimizer state per element of tensor t. Throws ConfigError for lists of the wrong length,
-// ranks outside the world, and shapes that the plan cannot run.
+// `state_bytes[t]`: bytes of optimizer state per element of tensor t. Throws ConfigError for lists of the
+// wrong length, ranks outside the world, and shapes that the plan cannot run.
 HeldBytes held_bytes(const Plan& plan, int64_t rank, const std::vector<int64_t>& state_bytes);
 SentBytes sent_bytes(const Plan& plan, int64_t rank, const StepShape& shape);
 

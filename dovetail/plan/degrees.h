@@ -1,8 +1,8 @@
 // Degrees of sharding and the grid of ranks that they make.
 //
-// rank = i3 + zero3*(i2 + (zero2/zero3)*(i1 + (zero1/zero2)*replica)), innermost digit first. Shards nest: the zero3 shard
-// of a rank is number i3, its zero2 shard number i3*(zero2/zero3) + i2, its zero1 shard number
-// (i3*(zero2/zero3) + i2)*(zero1/zero2) + i1.
+// rank = i3 + zero3*(i2 + (zero2/zero3)*(i1 + (zero1/zero2)*replica)), innermost digit first. Shards nest:
+// the zero3 shard of a rank is number i3, its zero2 shard number i3*(zero2/zero3) + i2, its zero1 shard
+// number (i3*(zero2/zero3) + i2)*(zero1/zero2) + i1.
 #pragma once
 
 #include <cstdint>

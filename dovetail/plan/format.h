@@ -17,8 +17,9 @@ struct PlaneUse {
   bool operator==(const PlaneUse&) const = default;
 };
 
-// One component of an encoded parameter: `elements` elements take `bytes` bytes (a payload plane of bf16: 1 and 2; a
-// scale plane of MXFP8: 32 and 1). A run of elements that starts and ends at multiples of `elements` is a run of bytes.
+// One component of an encoded parameter: `elements` elements take `bytes` bytes (a payload plane of bf16: 1
+// and 2; a scale plane of MXFP8: 32 and 1). A run of elements that starts and ends at multiples of `elements`
+// is a run of bytes.
 struct PlaneSpec {
   std::string name;
   int64_t elements = 1;
@@ -35,10 +36,12 @@ struct Format {
   int64_t block = 1;  // elements that a shard boundary may not cut
   DType gradient = DType::f32;  // what kernels write gradients in
 
-  // Bytes of `element_count` elements in the planes that any of the passes reads. Throws as PlaneSpec::bytes_of does.
+  // Bytes of `element_count` elements in the planes that any of the passes reads. Throws as
+  // PlaneSpec::bytes_of does.
   int64_t bytes_of(int64_t element_count, PlaneUse passes = {}) const;
 
-  // True when a parameter in this format is the plain array of `dtype`: main weights of that type need no copy.
+  // True when a parameter in this format is the plain array of `dtype`: main weights of that type need no
+  // copy.
   bool is_plain(DType dtype) const;
   bool operator==(const Format&) const = default;
 };

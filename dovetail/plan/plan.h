@@ -1,5 +1,5 @@
-// A plan: everything that ranks must agree on before training starts, as a plain value. It prints, parses back, compares
-// and hashes; the engine runs it and the simulator prices it.
+// A plan: everything that ranks must agree on before training starts, as a plain value. It prints, parses
+// back, compares and hashes; the engine runs it and the simulator prices it.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +48,7 @@ struct BucketPlan {
 struct GroupPlan {
   std::string name;
   bool backward_needs_parameters = true;
-  bool keep_after_forward = false;     // stays gathered between forward and backward (the root, the last block, or by option)
+  bool keep_after_forward = false;     // stays gathered between forward and backward, see make_plan
   std::vector<BucketPlan> buckets;
   bool operator==(const GroupPlan&) const = default;
 };
@@ -60,7 +60,8 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Groups in forward order; the root group (may be empty of tensors), if any, last. Throws ConfigError or PlanError.
+// Groups in forward order; the root group (may be empty of tensors), if any, last. Throws ConfigError or
+// PlanError.
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups);
 
 std::string to_text(const Plan& plan);

@@ -1,16 +1,19 @@
-// The order of one optimizer step: which group is gathered, computed, released and reduced when. The engine follows these
-// rules as hooks fire; the planner replays them to size the slot pool and the simulator to price a step.
+// The order of one optimizer step: which group is gathered, computed, released and reduced when. The engine
+// follows these rules as hooks fire; the planner replays them to size the slot pool and the simulator to
+// price a step.
 //
-// Forward, at the start of group g: gather g unless under way, gather the next `prefetch` groups, compute g. At its end:
-// release g unless it stays. Backward, at the start of g: the same with the groups before it, where g's gradient buffer is
-// opened before g computes. At its end: release g, add the gradient to the local accumulator where there is one, finish
-// reductions until fewer than max(1, pending_reductions) are in flight (oldest first), start reducing g (and finish it at
-// once when pending_reductions is 0). The root group is gathered before all others, released and reduced after all others.
-// At the end of backward all reductions are finished.
+// Forward, at the start of group g: gather g unless under way, gather the next `prefetch` groups, compute g.
+// At its end: release g unless it stays. Backward, at the start of g: the same with the groups before it,
+// where g's gradient buffer is opened before g computes. At its end: release g, add the gradient to the local
+// accumulator where there is one, finish reductions until fewer than max(1, pending_reductions) are in flight
+// (oldest first), start reducing g (and finish it at once when pending_reductions is 0). The root group is
+// gathered before all others, released and reduced after all others. At the end of backward all reductions
+// are finished.
 //
-// Prefetch counts only groups that the pass gathers. A group without elements takes part in nothing. With zero3 == 1 the
-// runtime shard is the whole: nothing is gathered or released. With local accumulation over zero2 > 1 only the last
-// micro-batch reduces, from the accumulator. Whether groups are frozen is not fixed by a plan and changes bytes only.
+// Prefetch counts only groups that the pass gathers. A group without elements takes part in nothing. With
+// zero3 == 1 the runtime shard is the whole: nothing is gathered or released. With local accumulation over
+// zero2 > 1 only the last micro-batch reduces, from the accumulator. Whether groups are frozen is not fixed
+// by a plan and changes bytes only.
 #pragma once
 
 #include <cstdint>
@@ -30,9 +33,9 @@ enum class Action : uint8_t {
   release,        // give the gather slot back
   open_gradient,  // take a gradient slot
   accumulate,     // add the gradient slot to the local accumulator; give the gradient slot back
-  reduce,         // issue the reduction of the group's gradient (of the accumulator, if there is one): takes a scratch slot
+  reduce,         // issue the reduction of the group's gradient (or accumulator): takes a scratch slot
   finish_reduce,  // wait for it; give the scratch slot and, if still held, the gradient slot back
-  update,         // reduce over zero1/zero2 and replicas, norm, update operations (all groups); takes one slot at a time
+  update,         // reduce over zero1/zero2 and replicas, norm, update operations (all groups)
 };
 std::string_view name_of(Action action);
 
@@ -66,12 +69,12 @@ struct SlotBytes {
 };
 SlotBytes slot_bytes(const Plan& plan, int64_t group);
 
-// Sizes of the pool's slots after replaying steps of two micro-batches from an empty pool until a step changes nothing.
-// Groups are updated one after the other; a request of no bytes at the update is not made.
+// Sizes of the pool's slots after replaying steps of two micro-batches from an empty pool until a step
+// changes nothing. Groups are updated one after the other; a request of no bytes at the update is not made.
 std::vector<int64_t> pool_slots(const Plan& plan);
 
-// How comm::Group::all_reduce cuts n elements among r members: slices of ceil(n/r) elements, rounded up to 64 bytes of
-// fp32; the last ones may be short or empty.
+// How comm::Group::all_reduce cuts n elements among r members: slices of ceil(n/r) elements, rounded up to 64
+// bytes of fp32; the last ones may be short or empty.
 Interval all_reduce_slice(int64_t n, int64_t r, int64_t member);
 
 }  // namespace dovetail::plan
