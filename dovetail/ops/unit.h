@@ -23,6 +23,8 @@ class UnitHooks {
   // May replace tensors in place (by identity nodes that see the backward pass).
   virtual void before_forward(std::span<at::Tensor* const> inputs) = 0;
   virtual void after_forward(std::span<at::Tensor* const> outputs) = 0;
+  // Block::forward threw: after_forward will not come.
+  virtual void forward_failed() noexcept = 0;
 };
 
 // What the engine finds in a module tree (dynamic_cast over modules()).
@@ -32,6 +34,9 @@ class UnitBase {
   void attach(std::shared_ptr<UnitHooks> hooks) { hooks_ = std::move(hooks); }
   void detach() { hooks_.reset(); }
   bool attached() const { return hooks_ != nullptr; }
+  // False where the backward pass of the unit's own modules reads none of its parameters (an embedding): they are then
+  // not gathered for it. A block says so with a member `static constexpr bool kBackwardNeedsParameters = false`.
+  virtual bool backward_needs_parameters() const { return true; }
 
  protected:
   std::shared_ptr<UnitHooks> hooks_;
@@ -42,6 +47,13 @@ class Unit : public Block, public UnitBase {
  public:
   using Block::Block;
 
+  bool backward_needs_parameters() const override {
+    if constexpr (requires { Block::kBackwardNeedsParameters; })
+      return Block::kBackwardNeedsParameters;
+    else
+      return true;
+  }
+
   template <class... Args>
   auto forward(Args&&... args) {
     if (!hooks_) return Block::forward(std::forward<Args>(args)...);
@@ -50,11 +62,22 @@ class Unit : public Block, public UnitBase {
     std::vector<at::Tensor*> tensors;
     collect_tensors(inputs, tensors);
     hooks->before_forward(tensors);
-    auto output = std::apply([this](auto&... a) { return Block::forward(a...); }, inputs);
+    auto output = run(*hooks, inputs);
     tensors.clear();
     collect_tensors(output, tensors);
     hooks->after_forward(tensors);
     return output;
+  }
+
+ private:
+  template <class Inputs>
+  auto run(UnitHooks& hooks, Inputs& inputs) {
+    try {
+      return std::apply([this](auto&... a) { return Block::forward(a...); }, inputs);
+    } catch (...) {
+      hooks.forward_failed();
+      throw;
+    }
   }
 };
 

@@ -1,0 +1,38 @@
+// What all parts of one rank's engine share.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "dovetail/comm/group.h"
+#include "dovetail/plan/degrees.h"
+#include "dovetail/plan/plan.h"
+#include "dovetail/storage/ledger.h"
+#include "dovetail/storage/memory.h"
+#include "dovetail/storage/pool.h"
+
+namespace dovetail::engine_detail {
+
+// The process groups of the rank grid, each in shard order (plan::RankGroup).
+struct RankGroups {
+  std::shared_ptr<comm::Group> world;
+  std::unique_ptr<comm::Group> gather, reduce, refresh, reduce_main, replica, main;
+};
+
+RankGroups make_rank_groups(std::shared_ptr<comm::Group> world, const plan::Degrees& degrees);
+
+struct Context {
+  plan::Plan plan;
+  plan::GridPosition position;
+  RankGroups ranks;
+  HostAllocator allocator;
+  Ledger ledger;
+  std::unique_ptr<SlotPool> pool;
+  int64_t steps = 0;  // optimizer steps done
+
+  const plan::Degrees& degrees() const { return plan.options.degrees; }
+  int64_t rank() const { return plan::rank_at(degrees(), position); }
+  comm::Identity identity(comm::Phase phase, int64_t group) const;
+};
+
+}  // namespace dovetail::engine_detail

@@ -1,0 +1,129 @@
+// One group on one rank: its storage and its state machine.
+//
+// Storage, one allocation per role for all segments, one behind the other:
+//   runtime        zero3 shard, every plane of the format
+//   main           zero1 shard; where the runtime format is the plain array of the main dtype there is no allocation and
+//                  main weights are views of the runtime shard
+//   gradient       zero2 shard, fp32; main_gradient: zero1 shard, the same memory where zero1 == zero2
+//   accumulator    whole gradient, fp32, only with local accumulation over zero2 > 1
+// Whole runtime parameters and gradients as kernels write them lie in slots of the pool while they are needed.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "dovetail/engine/context.h"
+#include "dovetail/layout/shard_chain.h"
+#include "dovetail/plan/format.h"
+#include "dovetail/storage/views.h"
+
+namespace dovetail::engine_detail {
+
+enum class Residence : uint8_t { released, gathering, gathered };
+enum class GradientState : uint8_t { closed, open, reducing };
+
+// One parameter of the group on this rank.
+struct GroupParameter {
+  int64_t index = 0;         // in the plan
+  at::Tensor leaf;           // the module's runtime parameter
+  int64_t segment = 0;       // index into the group's segments
+  Placement placement;
+  ShardChain chain;
+  int contributions = 0;     // to the open gradient
+  bool contributed = false;  // in this optimizer step, on this rank
+};
+
+// A segment of a bucket with its places inside the group's allocations (bytes).
+struct GroupSegment {
+  const SegmentLayout* layout = nullptr;
+  plan::Format format;
+  Interval main;              // zero1 interval in element space
+  std::vector<int64_t> runtime_offset;  // per plane, in the runtime allocation
+  std::vector<int64_t> whole_offset;    // per plane, in a gather slot
+  int64_t main_offset = 0, gradient_offset = 0, main_gradient_offset = 0;
+  int64_t slot_offset = 0;         // in a gradient slot
+  int64_t accumulator_offset = 0;
+  std::unique_ptr<BindableStorage> storage;  // under the runtime parameters: plane 0, whole
+};
+
+class ShardGroup {
+ public:
+  // Lays the storage out. Parameters are added by adopt().
+  ShardGroup(Context& context, int64_t index);
+
+  const plan::GroupPlan& planned() const { return context_.plan.groups[index_]; }
+  std::string title() const;  // for messages
+  Residence residence() const { return residence_; }
+  GradientState gradient_state() const { return gradient_state_; }
+  bool empty() const { return elements_ == 0; }
+  std::vector<GroupParameter>& parameters() { return parameters_; }
+  bool trainable() const;  // any parameter requires a gradient
+
+  // Copies this rank's part of the parameter's value into the main weights and makes `leaf` a runtime parameter.
+  void adopt(int64_t index, at::Tensor leaf);
+
+  // Main weights -> runtime shard (own slice); no copy where they are the same memory.
+  void encode();
+  // Makes the runtime shard whole over the zero1/zero3 ranks. Null where one rank holds it.
+  comm::WorkHandle start_refresh();
+
+  void start_gather(bool backward);  // released -> gathering
+  void finish_gather();              // gathering -> gathered
+  void release();                    // gathered or gathering -> released
+
+  // The place of the parameter's next contribution; opens the gradient.
+  at::Tensor contribution(GroupParameter& parameter, bool& fresh);
+  void open_gradient();
+  // Zeroes what got no contribution, then adds the slot to the accumulator or starts the reduction. open -> reducing.
+  // `sync` false: the gradient stays in the accumulator. open -> closed.
+  void start_reduce(bool sync);
+  void finish_reduce();  // reducing -> closed
+
+  // Optimizer step: main gradients from gradient shards. A group without gradient in this step does nothing.
+  void reduce_main();
+  bool has_gradient() const { return gradient_valid_; }
+  void drop_gradient();
+
+  // Memory of the parameter's zero1 part.
+  std::byte* main_at(const GroupParameter& p) const;
+  float* main_gradient_at(const GroupParameter& p) const;
+  // Memory and interval of its part of the (not yet step-reduced) zero2 gradient shard.
+  float* gradient_at(const GroupParameter& p) const;
+  // Elements of this rank's zero1 intervals, all segments: the element space of optimizer fields, and the place of a
+  // parameter in it.
+  int64_t main_elements() const { return main_elements_; }
+  int64_t main_position(const GroupParameter& p) const;
+
+  const std::vector<GroupSegment>& segments() const { return segments_; }
+  void unbind_all();
+
+ private:
+  void lay_out();
+  void bind(const std::vector<const std::byte*>& planes);
+  void zero_missing();
+  void accumulate_slot();
+
+  Context& context_;
+  int64_t index_;
+  int64_t elements_ = 0;
+  int64_t main_elements_ = 0;
+  std::vector<GroupSegment> segments_;
+  std::vector<GroupParameter> parameters_;
+  Buffer runtime_, main_, gradient_, main_gradient_, accumulator_;
+
+  Residence residence_ = Residence::released;
+  SlotPool::Slot gather_slot_;
+  comm::WorkHandle gather_work_;
+  std::vector<const std::byte*> gathered_;
+  std::vector<size_t> gathered_segment_;  // segment of each gathered plane 0
+
+  GradientState gradient_state_ = GradientState::closed;
+  SlotPool::Slot gradient_slot_, scratch_slot_;
+  std::vector<comm::WorkHandle> reduce_work_;
+  bool gradient_valid_ = false;     // the shard holds something of this step
+  bool accumulator_valid_ = false;  // so does the accumulator
+};
+
+}  // namespace dovetail::engine_detail

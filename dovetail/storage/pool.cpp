@@ -1,0 +1,46 @@
+#include "dovetail/storage/pool.h"
+
+#include "dovetail/base/error.h"
+
+namespace dovetail {
+
+SlotPool::SlotPool(Allocator& allocator, Ledger& ledger, const std::vector<int64_t>& sizes)
+    : allocator_(allocator), ledger_(ledger), policy_(sizes) {
+  for (int64_t bytes : sizes) buffers_.emplace_back(allocator, ledger, bytes, Role::slot);
+}
+
+SlotPool::Slot SlotPool::acquire(int64_t bytes) {
+  const int64_t number = policy_.acquire(bytes);
+  if (number == static_cast<int64_t>(buffers_.size())) buffers_.emplace_back();
+  Buffer& buffer = buffers_[number];
+  if (buffer.bytes() != policy_.sizes()[number]) {
+    buffer.reset();  // before the larger one is made, so that both never exist
+    buffer = Buffer(allocator_, ledger_, policy_.sizes()[number], Role::slot);
+  }
+  Slot slot;
+  slot.pool_ = this;
+  slot.number_ = number;
+  slot.data_ = buffer.data();
+  slot.bytes_ = bytes;
+  return slot;
+}
+
+SlotPool::Slot& SlotPool::Slot::operator=(Slot&& other) noexcept {
+  if (this != &other) {
+    reset();
+    pool_ = std::exchange(other.pool_, nullptr);
+    number_ = other.number_;
+    data_ = std::exchange(other.data_, nullptr);
+    bytes_ = std::exchange(other.bytes_, 0);
+  }
+  return *this;
+}
+
+void SlotPool::Slot::reset() {
+  if (pool_) pool_->policy_.release(number_);
+  pool_ = nullptr;
+  data_ = nullptr;
+  bytes_ = 0;
+}
+
+}  // namespace dovetail

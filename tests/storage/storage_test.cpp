@@ -1,0 +1,99 @@
+#include <ATen/ops/arange.h>
+#include <ATen/ops/randn.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <cstring>
+
+#include "dovetail/storage/pool.h"
+#include "dovetail/storage/views.h"
+
+namespace dovetail {
+namespace {
+
+TEST(Memory, IsZeroAndCounted) {
+  HostAllocator host;
+  Ledger ledger;
+  {
+    Buffer a(host, ledger, 1000, Role::main), b(host, ledger, 0, Role::main);
+    for (int i = 0; i < 1000; ++i) ASSERT_EQ(a.data()[i], std::byte{0});
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(a.data()) % 64, 0u);
+    EXPECT_EQ(b.data(), nullptr);
+    Buffer c = std::move(a);
+    EXPECT_EQ(ledger.held(Role::main), 1000);
+  }
+  EXPECT_EQ(ledger.held(), 0);
+}
+
+TEST(Pool, SlotsAreReusedAndGrowOnlyWhenNeeded) {
+  HostAllocator host;
+  Ledger ledger;
+  SlotPool pool(host, ledger, {4096, 8192});
+  std::byte* small = nullptr;
+  {
+    auto a = pool.acquire(4000), b = pool.acquire(5000);
+    small = a.data();
+    EXPECT_EQ(ledger.held(Role::slot), 4096 + 8192);
+    EXPECT_EQ(pool.in_use(), 2);
+  }
+  EXPECT_EQ(pool.acquire(100).data(), small);
+  auto c = pool.acquire(8192);
+  auto d = pool.acquire(10000);  // the free one is enlarged
+  EXPECT_EQ(ledger.held(Role::slot), 8192 + 10000);
+  auto e = pool.acquire(1);
+  EXPECT_EQ(pool.sizes().size(), 3u);
+  std::memset(d.data(), 1, 10000);
+}
+
+TEST(BindableStorage, TouchingUnboundNamesTheUnitAndKeepsVersions) {
+  BindableStorage storage(64, "parameters of unit layers.3 are not gathered");
+  at::Tensor w = storage.view(16, {3, 2}, DType::f32);
+  EXPECT_EQ(w.storage_offset(), 4);
+  const auto version = w._version();
+  try {
+    (void)w.sum();
+    FAIL();
+  } catch (const std::exception& e) {
+    EXPECT_NE(std::string(e.what()).find("layers.3"), std::string::npos) << e.what();
+  }
+  std::vector<float> bytes(16);
+  for (int i = 0; i < 16; ++i) bytes[i] = static_cast<float>(i);
+  storage.bind(reinterpret_cast<std::byte*>(bytes.data()));
+  EXPECT_EQ(w.sum().item<float>(), 4 + 5 + 6 + 7 + 8 + 9);
+  EXPECT_EQ(w.data_ptr(), bytes.data() + 4);
+  storage.unbind();
+  EXPECT_ANY_THROW((void)w.sum());
+  EXPECT_EQ(w._version(), version);
+}
+
+TEST(BindableStorage, BackwardSeesTheBytesBoundThen) {
+  BindableStorage storage(16, "unbound");
+  at::Tensor w = storage.view(0, {4}, DType::f32).set_requires_grad(true);
+  std::vector<float> a{1, 2, 3, 4}, b{1, 2, 3, 4};
+  storage.bind(reinterpret_cast<std::byte*>(a.data()));
+  at::Tensor x = at::arange(4, at::kFloat).set_requires_grad(true);
+  at::Tensor y = (w * x).sum();
+  storage.unbind();
+  std::fill(a.begin(), a.end(), -1.f);
+  storage.bind(reinterpret_cast<std::byte*>(b.data()));
+  y.backward();
+  EXPECT_TRUE(x.grad().equal(w.detach()));
+}
+
+TEST(Views, NodesOfATreeAreViewsOfOneAllocation) {
+  HostAllocator host;
+  Ledger ledger;
+  Buffer buffer(host, ledger, 4 * 24, Role::runtime);
+  DataTree tree("runtime", 96);
+  const int64_t qkv = tree.add_contiguous(0, "qkv", 0, {6, 4}, DType::f32);
+  const int64_t head = tree.add_contiguous(qkv, "head.1", 32, {2, 4}, DType::f32);
+  DataNode columns{"columns.1", 8, {6, 2}, {4, 1}, DType::f32, -1};
+  const int64_t column_head = tree.add(qkv, columns);
+  at::Tensor whole = tensor_of(tree, qkv, buffer.memory());
+  whole.copy_(at::arange(24, at::kFloat).view({6, 4}));
+  EXPECT_EQ(tensor_of(tree, head, buffer.memory()).data_ptr(), static_cast<float*>(whole.data_ptr()) + 8);
+  EXPECT_TRUE(tensor_of(tree, column_head, buffer.memory()).equal(whole.slice(1, 2, 4)));
+}
+
+}  // namespace
+}  // namespace dovetail
