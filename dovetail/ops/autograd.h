@@ -28,12 +28,12 @@ bool is_captured(const Node& node, size_t edge);
 // In apply() of an operation without second-order gradients: throws StateError under create_graph.
 void refuse_second_order(std::string_view operation);
 
+void attach_output(const c10::intrusive_ptr<Node>& node, at::Tensor& output);
+
 // Makes `node` the history of `output`, with edges to `inputs` in order.
 template <class NodePtr, class... T>
 void record(const NodePtr& node, at::Tensor& output, const T&... inputs) {
   node->set_next_edges(torch::autograd::collect_next_edges(inputs...));
   attach_output(node, output);
 }
-void attach_output(const c10::intrusive_ptr<Node>& node, at::Tensor& output);
-
 }  // namespace dovetail::ops

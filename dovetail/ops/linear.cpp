@@ -93,7 +93,7 @@ void check_operands(const at::Tensor& x, const at::Tensor& weight, const at::Ten
 
 }  // namespace
 
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Matmul& matmul,
+at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Matmul& matmul,
                   const std::shared_ptr<GradientSink>& sink) {
   check_operands(x, weight, bias);
   at::Tensor y;
@@ -117,7 +117,7 @@ Linear::Linear(const at::Tensor& shared_weight) {
   weight = register_parameter("weight", shared_weight, shared_weight.requires_grad());
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) { return linear(x, weight, bias, matmul_, sink_); }
+at::Tensor Linear::forward(const at::Tensor& x) { return linear_layer(x, weight, bias, matmul_, sink_); }
 
 void Linear::set_sink(const at::Tensor& param, std::shared_ptr<GradientSink> sink) {
   if (!param.is_same(weight)) raise<StateError>("Linear writes the gradient of its weight only; another tensor was given");

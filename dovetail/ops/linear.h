@@ -18,7 +18,7 @@
 namespace dovetail::ops {
 
 // x [..., in] -> [..., out]. `bias` may be undefined, `sink` null. Throws ConfigError on shapes or dtypes that differ.
-at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const Matmul& matmul = Matmul(),
+at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const Matmul& matmul = Matmul(),
                   const std::shared_ptr<GradientSink>& sink = nullptr);
 
 class Linear : public torch::nn::Module, public SinkUser, public Materializable {
