@@ -7,7 +7,8 @@ namespace dovetail {
 namespace {
 
 // A select in place of the reference's branch, so that the loop becomes vector code.
-DT_VECTOR_CLONES void encode(const uint32_t* __restrict source, uint16_t* __restrict target, int64_t n) {
+DT_VECTOR_CLONES void encode(const uint32_t* __restrict source, uint16_t* __restrict target,
+                             int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const uint32_t u = source[i];
     const uint32_t nan = u | 0x400000u;
@@ -16,7 +17,8 @@ DT_VECTOR_CLONES void encode(const uint32_t* __restrict source, uint16_t* __rest
   }
 }
 
-DT_VECTOR_CLONES void decode(const uint16_t* __restrict source, uint32_t* __restrict target, int64_t n) {
+DT_VECTOR_CLONES void decode(const uint16_t* __restrict source, uint32_t* __restrict target,
+                             int64_t n) {
   for (int64_t i = 0; i < n; ++i) target[i] = static_cast<uint32_t>(source[i]) << 16;
 }
 

@@ -1,8 +1,8 @@
 // fp32 <-> bf16. A bf16 value is the upper half of an fp32 value and is held in a uint16_t.
 //
-// Rounding is to nearest, ties to even, as in IEEE 754: finite values from 0x7f7f8000 (3.39615e38) up
-// become infinity, fp32 denormals round like any other value. NaN stays NaN: sign and upper payload
-// are kept, the quiet bit is set.
+// Rounding is to nearest, ties to even, as in IEEE 754: finite values from 0x7f7f8000 (3.39615e38)
+// up become infinity, fp32 denormals round like any other value. NaN stays NaN: sign and upper
+// payload are kept, the quiet bit is set.
 #pragma once
 
 #include <bit>

@@ -11,7 +11,8 @@
 namespace dovetail {
 namespace {
 
-static_assert(std::endian::native == std::endian::little, "the serialized form is the memory of the words");
+static_assert(std::endian::native == std::endian::little,
+              "the serialized form is the memory of the words");
 
 constexpr int kUnit = -298;               // exponent of the lowest bit
 constexpr int kLanes = 16;                // independent accumulators of a grid
@@ -38,7 +39,8 @@ Grid grid_for(int top) {
 DT_VECTOR_CLONES uint32_t max_magnitude(const float* values, int64_t n) {
   const auto* bits = reinterpret_cast<const uint32_t*>(values);
   int32_t result = 0;  // magnitudes fit; signed maxima exist in every vector set
-  for (int64_t i = 0; i < n; ++i) result = std::max(result, static_cast<int32_t>(bits[i] & 0x7fffffffu));
+  for (int64_t i = 0; i < n; ++i)
+    result = std::max(result, static_cast<int32_t>(bits[i] & 0x7fffffffu));
   return static_cast<uint32_t>(result);
 }
 
@@ -149,13 +151,15 @@ void ReproducibleSum::deposit(int64_t quanta, int exponent) {
 
 void ReproducibleSum::absorb_max(uint32_t bits) {
   max_ = std::max(max_, bits > kInfinity ? kNan : bits);
-  if (max_ >= kInfinity) words_.fill(0);  // the result is decided; what is left must not depend on the order
+  if (max_ >= kInfinity)
+    words_.fill(0);  // the result is decided; what is left must not depend on the order
 }
 
 void ReproducibleSum::merge(const ReproducibleSum& other) {
   uint64_t carry = 0;
   for (size_t w = 0; w < words_.size(); ++w) {
-    const unsigned __int128 sum = static_cast<unsigned __int128>(words_[w]) + other.words_[w] + carry;
+    const unsigned __int128 sum =
+        static_cast<unsigned __int128>(words_[w]) + other.words_[w] + carry;
     words_[w] = static_cast<uint64_t>(sum);
     carry = static_cast<uint64_t>(sum >> 64);
   }

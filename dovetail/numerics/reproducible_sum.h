@@ -1,9 +1,9 @@
-// The sum of squares and the largest magnitude of fp32 values, exact, so that no split of the values
-// over spans, ranks or vector lanes and no order of them can show in the result.
+// The sum of squares and the largest magnitude of fp32 values, exact, so that no split of the
+// values over spans, ranks or vector lanes and no order of them can show in the result.
 //
 // Squares are added into a 640-bit integer that counts units of 2^-298, the lowest bit that the
-// square of an fp32 value can have. The highest is 2^255, so 2^86 values fit: nothing is ever rounded
-// or lost, and merging is integer addition.
+// square of an fp32 value can have. The highest is 2^255, so 2^86 values fit: nothing is ever
+// rounded or lost, and merging is integer addition.
 //
 // Speed comes from adding a chunk of values in double first. Adding x to an accumulator that stays
 // within one binade rounds x to the grid of that binade; the rounded part is what the accumulator
@@ -27,8 +27,8 @@ class ReproducibleSum {
   void add(std::span<const float> values);
   void merge(const ReproducibleSum& other);
 
-  // The sum of squares, rounded once to nearest even. NaN when a NaN was added, else infinity when an
-  // infinity was.
+  // The sum of squares, rounded once to nearest even. NaN when a NaN was added, else infinity when
+  // an infinity was.
   double result() const;
   // The largest magnitude; 0 when nothing was added. NaN and infinity as above.
   float max_abs() const;

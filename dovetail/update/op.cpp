@@ -11,4 +11,10 @@ const Field& Fragment::field(std::string_view name) const {
   __builtin_unreachable();
 }
 
+std::span<float> Fragment::f32(std::string_view name) const {
+  const Field& f = field(name);
+  DT_CHECK_EQ(name_of(f.dtype), name_of(DType::f32), "field \"{}\" of {}", name, tensor->name);
+  return {f.f32(), static_cast<size_t>(elements.size())};
+}
+
 }  // namespace dovetail

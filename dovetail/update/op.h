@@ -73,6 +73,7 @@ struct Fragment {
   std::span<const Field> fields;  // in the order of uses()
 
   const Field& field(std::string_view name) const;  // throws InvariantError when the operation did not declare it
+  std::span<float> f32(std::string_view name) const;  // the same; throws as well when the field has another dtype
 };
 
 // Scalars of one optimizer step, equal on all ranks.

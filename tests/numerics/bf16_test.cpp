@@ -13,7 +13,8 @@ namespace {
 
 float f32(uint32_t bits) { return std::bit_cast<float>(bits); }
 
-// Rounding by its definition, with no bit tricks: the nearer neighbour, the even one of two equally near.
+// Rounding by its definition, with no bit tricks: the nearer neighbour, the even one of two equally
+// near.
 uint16_t by_definition(float x) {
   const uint32_t u = std::bit_cast<uint32_t>(x);
   const auto below = static_cast<uint16_t>(u >> 16);  // toward zero
@@ -21,7 +22,8 @@ uint16_t by_definition(float x) {
   const double value = std::abs(static_cast<double>(x));
   const double low = std::abs(static_cast<double>(f32_from_bf16(below)));
   // Beyond the largest finite value the next step of the grid counts as infinity.
-  const double high = (above & 0x7fff) == 0x7f80 ? 0x1p128 : std::abs(static_cast<double>(f32_from_bf16(above)));
+  const double high =
+      (above & 0x7fff) == 0x7f80 ? 0x1p128 : std::abs(static_cast<double>(f32_from_bf16(above)));
   if (value - low < high - value) return below;
   if (value - low > high - value) return above;
   return (below & 1) == 0 ? below : above;
@@ -31,7 +33,8 @@ uint16_t by_definition(float x) {
 std::vector<float> interesting() {
   std::vector<float> values;
   for (uint32_t high = 0; high < 0x10000; high += 1)
-    for (uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) values.push_back(f32(high << 16 | low));
+    for (uint32_t low : {0x0000u, 0x0001u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu})
+      values.push_back(f32(high << 16 | low));
   return values;
 }
 
@@ -51,7 +54,8 @@ TEST(Bf16, SpecialValues) {
   EXPECT_EQ(bf16_from_f32(f32(0x7f7f8000)), 0x7f80);
   EXPECT_EQ(bf16_from_f32(f32(0x00008000)), 0x0000);  // denormal tie, to even
   EXPECT_EQ(bf16_from_f32(f32(0x00018000)), 0x0002);
-  for (uint32_t nan : {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u, 0x7f808000u}) {
+  for (uint32_t nan :
+       {0x7f800001u, 0x7fffffffu, 0xff800001u, 0xffffffffu, 0x7fc00000u, 0x7f808000u}) {
     EXPECT_TRUE(std::isnan(f32_from_bf16(bf16_from_f32(f32(nan))))) << std::hex << nan;
     EXPECT_EQ(bf16_from_f32(f32(nan)) >> 15, nan >> 31) << std::hex << nan;
   }
@@ -76,7 +80,8 @@ TEST(Bf16, SpansGiveTheBitsOfTheScalarAtEveryLengthAndOffset) {
   std::vector<float> back(values.size());
   decode_bf16(out, back);
   for (size_t i = 0; i < values.size(); ++i)
-    ASSERT_EQ(std::bit_cast<uint32_t>(back[i]), std::bit_cast<uint32_t>(f32_from_bf16(out[i]))) << i;
+    ASSERT_EQ(std::bit_cast<uint32_t>(back[i]), std::bit_cast<uint32_t>(f32_from_bf16(out[i])))
+        << i;
 
   for (size_t offset : {0u, 1u, 3u, 196001u})
     for (size_t n = 0; n < 70; ++n) {

@@ -17,7 +17,8 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-// Exact sum by Shewchuk's non-overlapping expansions, rounded once to nearest even: an unrelated method.
+// Exact sum by Shewchuk's non-overlapping expansions, rounded once to nearest even: an unrelated
+// method.
 double exact_sum_of_squares(const std::vector<float>& values) {
   std::vector<double> parts;
   for (float g : values) {
@@ -68,7 +69,9 @@ std::vector<float> gaussian(size_t n, float scale, uint64_t seed) {
 std::vector<float> any_finite(size_t n, uint64_t seed) {
   std::mt19937_64 random(seed);
   std::vector<float> values(n);
-  for (float& v : values) do v = std::bit_cast<float>(static_cast<uint32_t>(random())); while (!std::isfinite(v));
+  for (float& v : values) do
+      v = std::bit_cast<float>(static_cast<uint32_t>(random()));
+    while (!std::isfinite(v));
   return values;
 }
 
@@ -103,7 +106,8 @@ TEST(ReproducibleSum, QuadAgreesWithinItsOwnError) {
 }
 
 TEST(ReproducibleSum, Ends) {
-  const float denormal = std::numeric_limits<float>::denorm_min(), largest = std::numeric_limits<float>::max();
+  const float denormal = std::numeric_limits<float>::denorm_min(),
+              largest = std::numeric_limits<float>::max();
   EXPECT_EQ(sum_of(std::vector<float>{denormal}).result(), 0x1p-298);
   EXPECT_EQ(sum_of(std::vector<float>(3, denormal)).result(), 3 * 0x1p-298);
   expect_exact(std::vector<float>(5000, largest));
@@ -112,12 +116,14 @@ TEST(ReproducibleSum, Ends) {
   expect_exact(both);
   both.push_back(1.0f);
   expect_exact(both);
-  // Far below the last bit of the result, a single value still decides a tie: 2^27+1 squared has 55 bits.
+  // Far below the last bit of the result, a single value still decides a tie: 2^27+1 squared has 55
+  // bits.
   expect_exact({0x1p26f, 1.0f, 0x1p-1f, 0x1p-1f});
   expect_exact({0x1p26f, 0x1p-1f, 0x1p-1f, denormal});
 }
 
-// Every value alone in its chunk's shadow: one large value per chunk, others of every exponent below.
+// Every value alone in its chunk's shadow: one large value per chunk, others of every exponent
+// below.
 TEST(ReproducibleSum, SmallValuesBesideLargeOnesAreKept) {
   for (int exponent = -149; exponent <= 127; exponent += 3) {
     std::vector<float> values(300, std::ldexp(1.0f, exponent));
@@ -159,7 +165,8 @@ TEST(ReproducibleSum, NanAndInfinitySurviveMergingInAnyOrder) {
   EXPECT_TRUE(std::isnan(nan.max_abs()));
 
   const ReproducibleSum finite = sum_of(gaussian(10000, 1, 6));
-  for (const auto& order : {std::array{finite, infinite, nan}, {nan, infinite, finite}, {infinite, nan, finite}}) {
+  for (const auto& order :
+       {std::array{finite, infinite, nan}, {nan, infinite, finite}, {infinite, nan, finite}}) {
     ReproducibleSum total;
     for (const auto& part : order) total.merge(part);
     EXPECT_TRUE(std::isnan(total.result()));
