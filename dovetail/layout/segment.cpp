@@ -38,8 +38,8 @@ void verify_blocks(const SegmentLayout& l, const Placement& p) {
   if (p.block == 1 || p.numel == 0) return;
   for (int64_t b = boundary_after(l, p.offset); b < p.offset + p.numel; b = boundary_after(l, b))
     if ((b - p.offset) % p.block != 0)
-      raise<PlanError>("layout: tensor {}: shard boundary {}, {} elements after its start, cuts a block of {}", p.tensor,
-                       b, b - p.offset, p.block);
+      raise<PlanError>("layout: tensor {}: shard boundary {}, {} elements after its start, cuts a block of {}",
+                       p.tensor, b, b - p.offset, p.block);
 }
 
 void verify_unique(const SegmentLayout& l) {

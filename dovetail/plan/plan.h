@@ -27,9 +27,13 @@ struct PlanOptions {
   bool reshard_after_forward = true;
   int prefetch = 1;                    // groups gathered ahead of the one that computes
   int pending_reductions = 1;          // reductions left in flight while the next group computes; 0 = none
-  bool local_accumulation = false;     // whole fp32 gradient accumulators, so that micro-batches need no communication
+  bool local_accumulation = false;  // whole fp32 gradients, so that micro-batches need no communication
   bool operator==(const PlanOptions&) const = default;
 };
+
+// Throws ConfigError naming the option, what was wanted and what was got.
+void validate(const PlanOptions& options);
+void validate(const TensorSpec& tensor);
 
 // A group as the caller describes it.
 struct GroupSpec {
@@ -60,12 +64,20 @@ struct Plan {
   bool operator==(const Plan&) const = default;
 };
 
-// Groups in forward order; the root group (may be empty of tensors), if any, last. Throws ConfigError or
-// PlanError.
+// Groups in forward order; the root group (may be empty of tensors), if any, last and named "". One bucket a
+// group, of the runtime format; each tensor's block is the lcm of its own (block_elements) and the format's, or
+// the whole tensor where that is larger. A group without tensors has one bucket without segments; a group
+// whose tensors have no elements has segments of size 0. Blocks and tensor numbers follow from the model and the
+// block kind alone; offsets and shard sizes depend on the degrees.
+// Kept after forward: the root group, the group before it (its backward comes next), all groups
+// unless reshard_after_forward, and all groups when zero3 == 1 (there is nothing to release).
+// Throws ConfigError naming the option, group or tensor.
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups);
 
 std::string to_text(const Plan& plan);
-Plan parse_plan(std::string_view text);  // throws PlanError with the line number
+// The inverse. Throws PlanError with the line number for anything to_text() does not write and for plans that cannot
+// be: bad options, layouts that fail verify(), tensors placed twice, nowhere or with another size.
+Plan parse_plan(std::string_view text);
 uint64_t hash_of(const Plan& plan);      // of its text
 
 // The first line in which two plan texts differ, as "line N: A against B"; empty when they are equal.
