@@ -35,10 +35,10 @@ P2POperation::P2POperation(std::shared_ptr<P2PMembers> members, Operation operat
   for (int i = 0; i < size - 1; ++i) peers_[i].member = (members_->rank + 1 + i) % size;
 }
 
-P2POperation::~P2POperation() {
+void P2POperation::settle() noexcept {
   try {
-    P2POperation::wait();
-  } catch (const Error&) {  // the world keeps it: the next call throws it
+    wait();
+  } catch (const std::exception&) {
   }
 }
 
@@ -75,6 +75,7 @@ Header P2POperation::header_for(const Peer& peer) const {
 
 void P2POperation::post() {
   Link& link = world().link();
+  order_ = world().next_order();
   link.enter(mine_);
   if (!is_control(mine_.operation)) world().counters().add_operation(mine_.phase);
   const uint32_t tag = header_tag(members_->number);
@@ -103,12 +104,14 @@ void P2POperation::post_messages(int stage) {
 }
 
 void P2POperation::wait() {
-  if (finished_) return;
+  if (finished_ || order_ == 0) return;
   finished_ = true;
   try {
     world().check();
     const auto until = Clock::now() + world().deadline();
-    for (P2PReduction* earlier : std::vector(world().staged())) earlier->advance(until);
+    for (P2PReduction* staged : std::vector(world().staged())) {
+      if (staged->order() < order_) staged->advance(until);
+    }
     complete(until);
   } catch (...) {
     peers_.clear();  // gives the memory back

@@ -16,13 +16,14 @@ namespace dovetail::comm {
 class P2POperation : public Work {
  public:
   P2POperation(std::shared_ptr<P2PMembers> members, Operation operation, const Identity& id);
-  ~P2POperation() override;
+  ~P2POperation() override { settle(); }
 
   // Members' messages in either direction match in order. Empty ones do not travel.
   void send(int member, std::span<const std::byte> bytes);
   void receive(int member, std::span<std::byte> bytes);
   // Sends the headers and starts all messages.
   void post();
+  uint64_t order() const { return order_; }
   void wait() final;
 
  protected:
@@ -44,6 +45,8 @@ class P2POperation : public Work {
   void wait_sends(Clock::time_point until);
   void post_messages(int stage);
   void count_bytes();
+  // For destructors: waits and drops the error, which the world keeps and throws at the next call.
+  void settle() noexcept;
   int global(int member) const { return members_->ranks[member]; }
   P2PWorld& world() { return *members_->world; }
 
@@ -70,6 +73,7 @@ class P2POperation : public Work {
   void verify(Peer& peer);
 
   const uint32_t tag_base_;
+  uint64_t order_ = 0;          // of posting, over all groups of the world; 0 before it
   std::vector<Peer> peers_;     // in the order (rank+1, rank+2, ...)
   std::vector<Part> parts_;     // added since the last post
   std::vector<Message> receives_, sends_;
@@ -81,6 +85,7 @@ class P2POperation : public Work {
 class P2PReduceScatter final : public P2POperation {
  public:
   P2PReduceScatter(std::shared_ptr<P2PMembers> members, const ReduceScatter& request, const Identity& id);
+  ~P2PReduceScatter() override { settle(); }
 
  private:
   void complete(Clock::time_point until) override;
@@ -98,6 +103,8 @@ class P2PReduction final : public P2POperation {
                const Identity& id);
   ~P2PReduction() override;
 
+  // post(), and known to the world as having a second half.
+  void post_staged();
   // Sums and starts the second half.
   void advance(Clock::time_point until);
   static Interval slice(int64_t elements, int size, int member);
@@ -115,6 +122,7 @@ class P2PGatherBytes final : public P2POperation {
  public:
   P2PGatherBytes(std::shared_ptr<P2PMembers> members, Operation operation, std::span<const std::byte> mine,
                  const Identity& id);
+  ~P2PGatherBytes() override { settle(); }
   std::vector<std::vector<std::byte>> take() { return std::move(all_); }
 
  private:

@@ -54,15 +54,16 @@ P2PReduction::P2PReduction(std::shared_ptr<P2PMembers> members, std::span<float>
     const Interval theirs = slice(elements, size, to);
     send(to, std::as_bytes(data.subspan(theirs.begin, theirs.size())));
   }
-  world().staged().push_back(this);
 }
 
 P2PReduction::~P2PReduction() {
-  try {
-    wait();
-  } catch (const Error&) {
-  }
+  settle();
   std::erase(world().staged(), this);
+}
+
+void P2PReduction::post_staged() {
+  post();
+  world().staged().push_back(this);
 }
 
 void P2PReduction::advance(Clock::time_point until) {

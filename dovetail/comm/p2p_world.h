@@ -42,6 +42,8 @@ class P2PWorld {
   // these first, so that ranks may wait in different orders.
   std::vector<P2PReduction*>& staged() { return staged_; }
 
+  uint64_t next_order() { return ++order_; }
+
   // Numbers for the groups of a split; all its members pass the largest of theirs.
   uint32_t next_group() const { return next_group_; }
   void use_group(uint32_t number);
@@ -53,6 +55,7 @@ class P2PWorld {
   Counters counters_;
   std::optional<CommError> failure_;
   std::vector<P2PReduction*> staged_;
+  uint64_t order_ = 0;
   uint32_t next_group_ = 1;
 };
 

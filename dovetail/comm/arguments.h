@@ -1,0 +1,27 @@
+// Checks of what callers pass to a Group, shared by its implementations. A broken one is a bug of the caller in Dovetail.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "dovetail/comm/group.h"
+
+namespace dovetail::comm {
+
+// One slice per member, ascending and disjoint.
+void check_slices(std::span<const Interval> slices, int size);
+void check_gather(const GatherPlane& plane, int size);
+void check_reduce(const ReduceScatter& request, int size, int64_t scratch_bytes);
+// Lists that name each of `size` members once; throws ConfigError. Returns the index of the list that holds `member`.
+int check_split(const std::vector<std::vector<int>>& groups, int size, int member);
+
+// A reduce-scatter of one member: widen and assign or add.
+void reduce_alone(const ReduceScatter& request);
+
+// Messages of a member to itself, matched in order.
+void copy_own(std::span<const Send> sends, std::span<const Receive> receives, int member);
+
+// A handle of something that is over.
+WorkHandle finished_work();
+
+}  // namespace dovetail::comm

@@ -1,0 +1,75 @@
+#include "dovetail/comm/threads/spawn.h"
+
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/p2p_group.h"
+#include "dovetail/comm/threads/hub.h"
+
+namespace dovetail::comm {
+namespace {
+
+// The error to throw once all ranks have ended.
+class FirstError {
+ public:
+  void keep(std::exception_ptr error, bool of_communication) {
+    std::lock_guard lock(mutex_);
+    if (!error_ || (of_communication_ && !of_communication)) {
+      error_ = error;
+      of_communication_ = of_communication;
+    }
+  }
+  void rethrow() {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  bool of_communication_ = false;
+};
+
+void run_rank(const std::function<std::unique_ptr<Group>()>& make, const std::function<void(Group&)>& body,
+              FirstError& first) {
+  std::unique_ptr<Group> group;
+  try {
+    group = make();
+    body(*group);
+  } catch (const CommError&) {
+    first.keep(std::current_exception(), true);
+    if (group) group->fail("stopped");
+  } catch (const std::exception& error) {
+    first.keep(std::current_exception(), false);
+    if (group) group->fail(std::string("failed: ") + error.what());
+  } catch (...) {
+    first.keep(std::current_exception(), false);
+    if (group) group->fail("failed");
+  }
+}
+
+}  // namespace
+
+void spawn_with(int size, const MakeGroup& make, const std::function<void(Group&)>& body) {
+  FirstError first;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < size; ++rank) {
+      threads.emplace_back([&, rank] { run_rank([&, rank] { return make(rank); }, body, first); });
+    }
+  }
+  first.rethrow();
+}
+
+void spawn(int size, const std::function<void(Group&)>& body, std::chrono::milliseconds deadline) {
+  const auto hub = std::make_shared<Hub>(size);
+  // A rank counts as present from the start, so its link exists before any thread runs.
+  std::vector<std::unique_ptr<Link>> links;
+  for (int rank = 0; rank < size; ++rank) links.push_back(make_thread_link(hub, rank));
+  spawn_with(
+      size, [&](int rank) { return make_p2p_world(std::move(links[rank]), deadline); }, body);
+}
+
+}  // namespace dovetail::comm
