@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "dovetail/ops/recompute_call.h"
 #include "dovetail/ops/tensors.h"
 
 namespace dovetail::ops {
@@ -37,9 +38,14 @@ class UnitBase {
   // False where the backward pass of the unit's own modules reads none of its parameters (an embedding): they are then
   // not gathered for it. A block says so with a member `static constexpr bool kBackwardNeedsParameters = false`.
   virtual bool backward_needs_parameters() const { return true; }
+  // Whether forwards that follow save no activations and run Block::forward again in the backward pass (ops/recompute.h).
+  // The hooks stay outside of what is run again: each is called once a forward.
+  void set_recompute(bool on) { recomputes_ = on; }
+  bool recomputes() const { return recomputes_; }
 
  protected:
   std::shared_ptr<UnitHooks> hooks_;
+  bool recomputes_ = false;
 };
 
 template <class Block>
@@ -56,9 +62,10 @@ class Unit : public Block, public UnitBase {
 
   template <class... Args>
   auto forward(Args&&... args) {
-    if (!hooks_) return Block::forward(std::forward<Args>(args)...);
+    if (!hooks_ && !recomputes_) return Block::forward(std::forward<Args>(args)...);
     const std::shared_ptr<UnitHooks> hooks = hooks_;
     auto inputs = std::make_tuple(std::decay_t<Args>(std::forward<Args>(args))...);
+    if (!hooks) return call(inputs);
     std::vector<at::Tensor*> tensors;
     collect_tensors(inputs, tensors);
     hooks->before_forward(tensors);
@@ -73,11 +80,33 @@ class Unit : public Block, public UnitBase {
   template <class Inputs>
   auto run(UnitHooks& hooks, Inputs& inputs) {
     try {
-      return std::apply([this](auto&... a) { return Block::forward(a...); }, inputs);
+      return call(inputs);
     } catch (...) {
       hooks.forward_failed();
       throw;
     }
+  }
+
+  template <class Inputs>
+  auto call(Inputs& inputs) {
+    const auto forward_block = [this, alive = self()](Inputs& in) {
+      return std::apply([this](auto&... a) { return Block::forward(a...); }, in);
+    };
+    return recomputes_ ? recompute_call(forward_block, inputs, trains()) : forward_block(inputs);
+  }
+
+  // Keeps the module alive for a graph that will run it again; null where nobody shares it.
+  auto self() {
+    if constexpr (requires { this->weak_from_this(); })
+      return this->weak_from_this().lock();
+    else
+      return nullptr;
+  }
+
+  bool trains() const {
+    for (const at::Tensor& parameter : this->parameters())
+      if (parameter.requires_grad()) return true;
+    return false;
   }
 };
 
