@@ -146,10 +146,10 @@ IntervalList DataTree::runs(int64_t index) const {
 }
 
 std::string DataTree::to_text() const {
-  std::string text = fmt::format("tree {} bytes {}\n", quoted(name()), bytes_);
+  std::string text = fmt::format("tree {} bytes {}\n", quoted_name(name()), bytes_);
   for (int64_t i = 1; i < size(); ++i) {
     const DataNode& n = nodes_[i];
-    text += fmt::format("node {} parent {} {} offset {} {} shape {} strides {}\n", i, n.parent, quoted(n.name),
+    text += fmt::format("node {} parent {} {} offset {} {} shape {} strides {}\n", i, n.parent, quoted_name(n.name),
                         n.offset, name_of(n.dtype), list_text(n.shape), list_text(n.strides));
   }
   return text + "end\n";

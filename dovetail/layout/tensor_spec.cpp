@@ -37,7 +37,8 @@ int64_t TensorSpec::numel() const {
 
 int64_t TensorSpec::row() const {
   if (shape.size() < 2 || kind == ParamKind::vector) return 1;
-  if (kind == ParamKind::expert) return std::max<int64_t>(1, shape.back());
+  if (kind == ParamKind::expert || kind == ParamKind::embedding)
+    return std::max<int64_t>(1, shape.back());
   int64_t n = 1;
   for (size_t d = 1; d < shape.size(); ++d) n *= shape[d];
   return std::max<int64_t>(1, n);

@@ -8,13 +8,13 @@
 namespace dovetail {
 namespace {
 
-// The value of a hexadecimal digit as quoted() writes it; -1 for anything else.
+// The value of a hexadecimal digit as quoted_name() writes it; -1 for anything else.
 int hex_digit(char c) {
   if (c >= '0' && c <= '9') return c - '0';
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-// Decodes what follows a backslash and moves `at` to its last character; -1 for an escape that quoted() never writes.
+// Decodes what follows a backslash and moves `at` to its last character; -1 where quoted_name() writes no such escape.
 int unescape(std::string_view text, size_t& at) {
   if (at >= text.size()) return -1;
   if (text[at] == '"' || text[at] == '\\') return static_cast<unsigned char>(text[at]);
@@ -26,7 +26,7 @@ int unescape(std::string_view text, size_t& at) {
 
 }  // namespace
 
-std::string quoted(std::string_view name) {
+std::string quoted_name(std::string_view name) {
   std::string text = "\"";
   for (char c : name) {
     const auto code = static_cast<unsigned char>(c);
@@ -110,7 +110,7 @@ std::string TextReader::name() {
     name += static_cast<char>(code);
   }
   if (at >= line_rest_.size()) fail("a name without its closing quote");
-  if (quoted(name) != line_rest_.substr(0, at + 1)) fail("a name with needless or missing escapes");
+  if (quoted_name(name) != line_rest_.substr(0, at + 1)) fail("a name with needless or missing escapes");
   line_rest_.remove_prefix(at + 1);
   if (line_rest_.empty()) return name;
   if (line_rest_[0] != ' ' || line_rest_.size() == 1) fail("wanted one space and a word after a name");

@@ -11,7 +11,7 @@
 namespace dovetail {
 
 // "a\"b": quotes, backslashes and control characters are escaped, so that a name never spans lines.
-std::string quoted(std::string_view name);
+std::string quoted_name(std::string_view name);
 // [2,3]; [] for an empty list.
 std::string list_text(const std::vector<int64_t>& numbers);
 

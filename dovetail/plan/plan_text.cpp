@@ -22,7 +22,7 @@ std::string options_text(const PlanOptions& o) {
 }
 
 std::string tensor_text(size_t index, const TensorSpec& t) {
-  return fmt::format("tensor {} {} {} {} heads {} along {}\n", index, quoted(t.name), name_of(t.kind),
+  return fmt::format("tensor {} {} {} {} heads {} along {}\n", index, quoted_name(t.name), name_of(t.kind),
                      list_text(t.shape), t.heads, t.heads_dim);
 }
 
@@ -37,7 +37,7 @@ std::string segment_text(const SegmentLayout& s) {
 
 std::string group_text(size_t index, const GroupPlan& g) {
   std::string text = fmt::format("group {} {} backward_needs_parameters {} keep_after_forward {} buckets {}\n", index,
-                                 quoted(g.name), g.backward_needs_parameters, g.keep_after_forward, g.buckets.size());
+                                 quoted_name(g.name), g.backward_needs_parameters, g.keep_after_forward, g.buckets.size());
   for (const BucketPlan& bucket : g.buckets) {
     text += fmt::format("bucket {} segments {}\n", bucket.format, bucket.segments.size());
     for (const SegmentLayout& s : bucket.segments) text += segment_text(s);
