@@ -1,6 +1,6 @@
 // DT_VECTOR_CLONES before a function compiles its loops for AVX-512, AVX2 and plain x86-64; the
-// loader picks one. Loops must not depend on the vector width: element-wise ones, and integer
-// reductions.
+// loader picks one. Loops must not depend on the vector width: element by element, in lanes that
+// the source fixes, or integer reductions.
 //
 // Sanitized builds have one version: the loader would choose before the sanitizer has started.
 #pragma once
