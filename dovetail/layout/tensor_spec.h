@@ -28,7 +28,8 @@ struct TensorSpec {
 
   // Number of elements: 1 for a 0-dim tensor, 0 when a dimension is 0.
   int64_t numel() const;
-  // Elements of one row: the product of all dims after the first; of the last dim alone for fused experts;
+  // Elements of one row: the product of all dims after the first; of the last dim alone for fused experts
+  // and embeddings;
   // 1 for vectors. At least 1.
   int64_t row() const;
   bool operator==(const TensorSpec&) const = default;

@@ -24,6 +24,7 @@ struct Grid {
 
   int64_t boundary_after(int64_t x) const {
     const int64_t base = x / period * period;
+    if (step == period) return base + period;
     const int64_t inner = ((x - base) / step + 1) * step;
     return base + (inner < period ? inner : period);
   }
@@ -31,14 +32,30 @@ struct Grid {
   // Smallest legal start >= from, -1 when there is none at all (F1 of docs/planner.md; monotone in
   // `from`).
   int64_t earliest_start(int64_t from, RaggedTensor t) const;
+};
 
+// One tensor on one grid, with the divisions that do not depend on the position done once.
+class TensorOnGrid {
+ public:
+  TensorOnGrid(const Grid& grid, RaggedTensor tensor);
+
+  int64_t earliest_start(int64_t from) const;  // as Grid::earliest_start
   // End of `copies` equal tensors, each at its earliest start after the one before; -1 when they
   // fit nowhere.
-  int64_t end_of_run(int64_t from, RaggedTensor t, int64_t copies) const;
+  int64_t end_of_run(int64_t from, int64_t copies) const;
+  // Every boundary lies whole blocks from every other, and so does a neighbour's start.
+  bool whole_blocks() const { return whole_blocks_; }
 
  private:
   // Boundaries b < b' < end are all multiples of the block away from the boundary b.
-  bool crosses_cleanly(int64_t b, int64_t end, int64_t block) const;
+  bool crosses_cleanly(int64_t b, int64_t end) const;
+
+  Grid grid_;
+  RaggedTensor tensor_;
+  int64_t last_;       // offset of the last boundary inside a period
+  bool divides_step_;  // block | step
+  bool divides_last_;  // block | the last, possibly short, cell of a period
+  bool whole_blocks_;
 };
 
 }  // namespace dovetail::plan

@@ -1,8 +1,6 @@
 #include "dovetail/plan/lower_bound.h"
 
 #include <algorithm>
-#include <functional>
-#include <map>
 #include <utility>
 #include <vector>
 
@@ -19,15 +17,15 @@ struct Blocks {
   int64_t count;
 };
 
+// Largest first.
 std::vector<Blocks> blocks_of(const TensorTypes& types) {
-  std::map<int64_t, int64_t, std::greater<>> counts;
+  std::vector<Blocks> blocks;
   for (const TensorType& t : types.types) {
     const int64_t whole = t.shape.extent / t.shape.block, rest = t.shape.extent % t.shape.block;
-    if (whole > 0) counts[t.shape.block] += whole * t.count;
-    if (rest > 0) counts[rest] += t.count;
+    if (whole > 0) blocks.push_back({t.shape.block, whole * t.count});
+    if (rest > 0) blocks.push_back({rest, t.count});
   }
-  std::vector<Blocks> blocks;
-  for (auto [size, count] : counts) blocks.push_back({size, count});
+  std::sort(blocks.begin(), blocks.end(), [](Blocks a, Blocks b) { return a.size > b.size; });
   return blocks;
 }
 
@@ -63,10 +61,8 @@ bool duals_refuse(const std::vector<Blocks>& blocks, int64_t shards, int64_t s) 
   return false;
 }
 
-}  // namespace
-
-int64_t block_bound(const TensorTypes& types, int64_t shards) {
-  const std::vector<Blocks> blocks = blocks_of(types);
+int64_t counting_bound(const TensorTypes& types, const std::vector<Blocks>& blocks,
+                       int64_t shards) {
   if (blocks.empty()) return 0;
   int64_t bound = std::max(ceil_div(types.total, shards), blocks.front().size);
   int64_t at_least = 0;
@@ -74,7 +70,20 @@ int64_t block_bound(const TensorTypes& types, int64_t shards) {
     at_least += b.count;
     bound = std::max(bound, b.size * ceil_div(at_least, shards));
   }
-  if ((kMaxK + 1) * blocks.front().size < bound || !duals_refuse(blocks, shards, bound))
+  return bound;
+}
+
+}  // namespace
+
+int64_t counting_bound(const TensorTypes& types, int64_t shards) {
+  return counting_bound(types, blocks_of(types), shards);
+}
+
+int64_t block_bound(const TensorTypes& types, int64_t shards) {
+  const std::vector<Blocks> blocks = blocks_of(types);
+  const int64_t bound = counting_bound(types, blocks, shards);
+  if (blocks.empty() || (kMaxK + 1) * blocks.front().size < bound ||
+      !duals_refuse(blocks, shards, bound))
     return bound;
   // Fitting is monotone in s although a dual test is not: any refused size rules out all smaller
   // ones.

@@ -12,7 +12,8 @@ namespace {
 
 constexpr int kBeam = 128;
 constexpr int kWideBeam = 512;
-constexpr int64_t kFewCounts = 8;  // a type of more things is moved in runs ...
+constexpr int64_t kFewCounts = 8;   // a type of more things is moved in runs ...
+constexpr size_t kGivenTried = 64;  // more tensors: the given order only where another one fits
 constexpr int64_t kExactStates =
     4096;  // ... unless all counts together span no more states than this
 
@@ -58,7 +59,7 @@ class Members {
 int64_t end_of_types(const Grid& grid, const TensorTypes& types, const std::vector<int>& order) {
   int64_t end = 0;
   for (int i : order) {
-    end = grid.end_of_run(end, types.types[i].shape, types.types[i].count);
+    end = TensorOnGrid(grid, types.types[i].shape).end_of_run(end, types.types[i].count);
     if (end < 0) return -1;
   }
   return end;
@@ -75,14 +76,6 @@ int64_t end_of_given(const Grid& grid, std::span<const RaggedTensor> tensors,
   return end;
 }
 
-std::vector<int> given_order(const TensorTypes& types) {
-  std::vector<int> order;
-  for (const TensorType& t : types.types)
-    order.insert(order.end(), t.members.begin(), t.members.end());
-  std::sort(order.begin(), order.end());
-  return order;
-}
-
 std::vector<int> all_of_types(const TensorTypes& types, const std::vector<int>& type_order) {
   Members members(types);
   std::vector<int> order;
@@ -90,12 +83,9 @@ std::vector<int> all_of_types(const TensorTypes& types, const std::vector<int>& 
   return order;
 }
 
-// As given; block descending; extent descending. Empty when none fits.
-std::vector<int> fixed_order(const Grid& grid, std::span<const RaggedTensor> tensors,
-                             const TensorTypes& types, int64_t capacity) {
+// Types by block descending, then by extent descending. Empty when neither fits.
+std::vector<int> fixed_order(const Grid& grid, const TensorTypes& types, int64_t capacity) {
   const auto fits = [capacity](int64_t end) { return end >= 0 && end <= capacity; };
-  const std::vector<int> given = given_order(types);
-  if (fits(end_of_given(grid, tensors, given))) return given;
   std::vector<int> order(types.types.size());
   std::iota(order.begin(), order.end(), 0);
   if (fits(end_of_types(grid, types, order))) return all_of_types(types, order);
@@ -109,8 +99,8 @@ std::vector<int> fixed_order(const Grid& grid, std::span<const RaggedTensor> ten
 // What pack_cells left over, behind it.
 Packing cells_then_search(const Grid& grid, const TensorTypes& types, int64_t capacity,
                           SearchEffort& effort) {
-  const CellPacking cells = pack_cells(grid, types, effort);
-  if (cells.order.empty() || cells.end > capacity) return {};
+  const CellPacking cells = pack_cells(grid, types, capacity, effort);
+  if (cells.end == 0 || cells.end > capacity) return {};
   const Moves rest = moves_of(types, cells.placed);
   TypeOrder tail{Verdict::fits, {}};
   if (!rest.moves.empty())
@@ -118,23 +108,40 @@ Packing cells_then_search(const Grid& grid, const TensorTypes& types, int64_t ca
   if (tail.verdict != Verdict::fits) return {};
   Packing r{Verdict::fits, {}};
   Members members(types);
-  for (int type : cells.order) members.take(type, 1, r.order);
+  for (CellRun run : cells.order) members.take(run.type, run.count, r.order);
   for (int m : tail.moves) members.take(rest.moves[m].type, rest.moves[m].run, r.order);
   return r;
 }
 
 }  // namespace
 
-Packing Packer::pack(const Grid& grid, SearchEffort& effort) const {
+Packer::Packer(std::span<const RaggedTensor> tensors, const TensorTypes& types, int64_t periods)
+    : tensors_(tensors), types_(types), periods_(periods) {
+  for (const TensorType& t : types.types)
+    given_.insert(given_.end(), t.members.begin(), t.members.end());
+  std::sort(given_.begin(), given_.end());
+}
+
+Packing Packer::pack_fixed(const Grid& grid, SearchEffort& effort) const {
   const int64_t capacity = periods_ * grid.period;
   if (types_.total > capacity) return {Verdict::refused, {}};
-  if (types_.types.empty()) return {Verdict::fits, {}};
   for (const TensorType& t : types_.types)
     if (grid.earliest_start(0, t.shape) < 0) return {Verdict::refused, {}};
   effort.steps += static_cast<int64_t>(types_.types.size());
-  if (std::vector<int> order = fixed_order(grid, tensors_, types_, capacity); !order.empty())
-    return {Verdict::fits, std::move(order)};
+  std::vector<int> fixed = fixed_order(grid, types_, capacity);
+  if (!fixed.empty() || given_.size() <= kGivenTried) {
+    effort.steps += static_cast<int64_t>(given_.size());
+    const int64_t end = end_of_given(grid, tensors_, given_);
+    if (end >= 0 && end <= capacity) return {Verdict::fits, given_};
+  }
+  if (!fixed.empty()) return {Verdict::fits, std::move(fixed)};
+  return {};
+}
 
+Packing Packer::pack(const Grid& grid, SearchEffort& effort) const {
+  if (Packing p = pack_fixed(grid, effort); p.verdict != Verdict::unknown) return p;
+  const int64_t capacity = periods_ * grid.period;
+  if (effort.spent()) return cells_then_search(grid, types_, capacity, effort);
   const Moves moves = moves_of(types_, std::vector<int64_t>(types_.types.size(), 0));
   TypeOrder found;
   for (int beam : {kBeam, kWideBeam}) {

@@ -21,7 +21,7 @@ enum class Verdict : uint8_t {
 // after a partial order.
 struct SearchEffort {
   int64_t steps = 0;
-  int64_t limit = 400'000;  // past it only fixed orders and the shard packer are tried
+  int64_t limit = 100'000;  // past it only fixed orders and the shard packer are tried
   bool spent() const { return steps >= limit; }
 };
 
@@ -34,8 +34,10 @@ struct Packing {
 class Packer {
  public:
   // `tensors` and `types` outlive the packer; types were grouped from tensors.
-  Packer(std::span<const RaggedTensor> tensors, const TensorTypes& types, int64_t periods)
-      : tensors_(tensors), types_(types), periods_(periods) {}
+  Packer(std::span<const RaggedTensor> tensors, const TensorTypes& types, int64_t periods);
+
+  // Fixed orders only: as given, block descending, extent descending.
+  Packing pack_fixed(const Grid& grid, SearchEffort& effort) const;
 
   // Fixed orders first, then the search over type counts, then (rigid tensors) shard by shard.
   Packing pack(const Grid& grid, SearchEffort& effort) const;
@@ -44,6 +46,7 @@ class Packer {
   std::span<const RaggedTensor> tensors_;
   const TensorTypes& types_;
   int64_t periods_;
+  std::vector<int> given_;  // all tensors, ascending
 };
 
 }  // namespace dovetail::plan

@@ -1,6 +1,7 @@
 #include "dovetail/plan/segment_search.h"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -17,23 +18,29 @@ constexpr int kSteps = 12;    // fine shards tried for each
 
 }  // namespace
 
+SegmentBounds segment_bounds(const RaggedProblem& problem, const TensorTypes& types,
+                             int64_t (*block_bound)(const TensorTypes&, int64_t)) {
+  SegmentBounds r;
+  if (types.types.empty()) return r;
+  const Degrees& n = problem.degrees;
+  const int64_t coarse = n.zero2 / n.zero3, fine = n.zero1 / n.zero2;
+  r.shard2 = next_admissible(types, block_bound(types, n.zero3));
+  if (coarse > 1) {
+    const int64_t least = std::max(block_bound(types, n.zero2), ceil_div(r.shard2, coarse));
+    r.shard2 = next_admissible(types, least);
+  }
+  r.shard1 = r.shard2;
+  if (fine > 1) r.shard1 = std::max(block_bound(types, n.zero1), ceil_div(r.shard2, fine));
+  r.cost = problem.weights.zero3 * coarse * r.shard2 + problem.weights.zero1 * r.shard1;
+  return r;
+}
+
 SegmentSearch::SegmentSearch(const RaggedProblem& problem, std::span<const int> chosen)
     : problem_(problem),
       types_(group_by_type(problem.tensors, chosen)),
+      bounds_(segment_bounds(problem, types_, block_bound)),
       coarse_ratio_(problem.degrees.zero2 / problem.degrees.zero3),
-      fine_ratio_(problem.degrees.zero1 / problem.degrees.zero2) {
-  if (types_.types.empty()) return;
-  const Degrees& n = problem.degrees;
-  const int64_t coarse = next_admissible(types_, block_bound(types_, n.zero3));
-  bounds_.shard2 = coarse_ratio_ == 1
-                       ? coarse
-                       : next_admissible(types_, std::max(block_bound(types_, n.zero2),
-                                                          ceil_div(coarse, coarse_ratio_)));
-  bounds_.shard1 = fine_ratio_ == 1 ? bounds_.shard2
-                                    : std::max(block_bound(types_, n.zero1),
-                                               ceil_div(bounds_.shard2, fine_ratio_));
-  bounds_.cost = cost(bounds_.shard2, bounds_.shard1);
-}
+      fine_ratio_(problem.degrees.zero1 / problem.degrees.zero2) {}
 
 int64_t SegmentSearch::cost(int64_t period, int64_t step) const {
   return problem_.weights.zero3 * coarse_ratio_ * period + problem_.weights.zero1 * step;
@@ -51,13 +58,46 @@ void SegmentSearch::accept(SegmentChoice& best, Grid grid, std::vector<int> orde
   best.cost = c;
 }
 
-// Walk up the admissible sizes; past the walk double the stride until one fits and bisect back.
+// The best of the sizes that are whole blocks of many tensors at once: those that leave no gap
+// (F6 of docs/planner.md), if seldom the smallest. Shard 0 when none fits.
+SegmentSearch::Level SegmentSearch::aligned_level(const Packer& packer, int64_t bound,
+                                                  SearchEffort& effort) const {
+  Level best;
+  int64_t common = 1;
+  // Growing multiples of the blocks that can be cut, longest tensors first.
+  std::vector<RaggedTensor> cut;
+  for (const TensorType& t : types_.types)
+    if (t.shape.block < t.shape.extent) cut.push_back(t.shape);
+  std::sort(cut.begin(), cut.end(), [](RaggedTensor a, RaggedTensor b) {
+    return a.extent != b.extent ? a.extent > b.extent : a.block > b.block;
+  });
+  for (const RaggedTensor& t : cut) {
+    const int64_t factor = t.block / std::gcd(common, t.block);
+    if (factor == 1) continue;
+    if (common > types_.total / factor) break;
+    common *= factor;
+    const int64_t s = next_admissible(types_, round_up(bound, common));
+    if (best.shard > 0 && s >= best.shard) break;
+    Packing p = packer.pack_fixed({s, s}, effort);
+    if (p.verdict == Verdict::fits) best = {s, bound, s == bound, std::move(p.order)};
+  }
+  return best;
+}
+
+// Walk up the admissible sizes below the best aligned one; where the walk ends before it and there
+// is none, double the stride until one fits; then bisect.
 SegmentSearch::Level SegmentSearch::one_level(int64_t shards, int64_t bound,
                                               SearchEffort& effort) const {
   const Packer packer(problem_.tensors, types_, shards);
+  Level found = aligned_level(packer, bound, effort);
   bool proved = true;
   int64_t s = bound, below = bound - 1;
-  for (int n = 0; n < kWalk; ++n) {
+  for (int n = 0; n < kWalk && !(n > 0 && effort.spent()); ++n) {
+    if (found.shard > 0 && s >= found.shard) {
+      found.bound = bound;
+      found.exact = proved || found.shard == bound;
+      return found;
+    }
     Packing p = packer.pack({s, s}, effort);
     if (p.verdict == Verdict::fits) return {s, bound, proved, std::move(p.order)};
     proved &= p.verdict == Verdict::refused;
@@ -65,28 +105,29 @@ SegmentSearch::Level SegmentSearch::one_level(int64_t shards, int64_t bound,
     s = next_admissible(types_, s + 1);
     if (proved) bound = s;
   }
-  Packing found;
-  for (int64_t stride = s - bound + 1;; stride *= 2) {
-    found = packer.pack({s, s}, effort);
-    if (found.verdict == Verdict::fits) break;
-    below = s;
-    s = next_admissible(types_, s + stride);
+  for (int64_t stride = s - bound + 1; found.shard == 0; stride *= 2) {
+    Packing p = packer.pack({s, s}, effort);
+    if (p.verdict == Verdict::fits)
+      found = {s, bound, false, std::move(p.order)};
+    else
+      below = std::exchange(s, next_admissible(types_, s + stride));
   }
-  while (next_admissible(types_, below + 1) < s) {
-    const int64_t middle = next_admissible(types_, below + (s - below) / 2);
-    if (middle >= s) {
-      below = below + (s - below) / 2;
+  for (int64_t high = found.shard; high - below > 1;) {
+    const int64_t middle = below + (high - below) / 2;
+    s = next_admissible(types_, middle);
+    if (s >= found.shard) {
+      high = middle;
       continue;
     }
-    Packing p = packer.pack({middle, middle}, effort);
-    if (p.verdict == Verdict::fits) {
-      s = middle;
-      found = std::move(p);
-    } else {
-      below = middle;
-    }
+    Packing p = packer.pack({s, s}, effort);
+    if (p.verdict == Verdict::fits)
+      found = {high = s, bound, false, std::move(p.order)};
+    else
+      below = s;
   }
-  return {s, bound, s == bound, std::move(found.order)};
+  found.bound = bound;
+  found.exact = found.shard == bound;
+  return found;
 }
 
 // Fine shards for one coarse one, smallest first. Returns whether everything below the best cost

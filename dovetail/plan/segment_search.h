@@ -17,6 +17,11 @@ struct SegmentBounds {
   int64_t cost = 0;  // of these two
 };
 
+// Of tensors of these types in one segment; 0 for none. Needs no members. `block_bound` is one of
+// the bounds of lower_bound.h.
+SegmentBounds segment_bounds(const RaggedProblem& problem, const TensorTypes& types,
+                             int64_t (*block_bound)(const TensorTypes&, int64_t));
+
 struct SegmentChoice {
   Grid grid;               // period = shard2, step = shard1
   std::vector<int> order;  // of the tensors
@@ -41,6 +46,7 @@ class SegmentSearch {
     bool exact = false;
     std::vector<int> order;
   };
+  Level aligned_level(const Packer& packer, int64_t bound, SearchEffort& effort) const;
   Level one_level(int64_t shards, int64_t bound, SearchEffort& effort) const;
   void scan_periods(SegmentChoice& best, const Level& coarse, SearchEffort& effort) const;
   bool scan_steps(SegmentChoice& best, int64_t period, SearchEffort& effort) const;

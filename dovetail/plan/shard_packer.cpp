@@ -1,12 +1,12 @@
 #include "dovetail/plan/shard_packer.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace dovetail::plan {
 namespace {
 
-constexpr int kPatternNodes = 2000;  // of the depth-first search for one pattern
+constexpr int kPatternNodes = 2000;  // of the depth-first search for one pattern ...
+constexpr int kQuickNodes = 50;      // ... and once the effort is spent
 
 // The fullest choice of things, sizes descending, for `room` units.
 class PatternSearch {
@@ -14,7 +14,8 @@ class PatternSearch {
   PatternSearch(const std::vector<int64_t>& sizes, const std::vector<int64_t>& left)
       : sizes_(sizes), left_(left) {}
 
-  std::vector<int64_t> best(int64_t room) {
+  std::vector<int64_t> best(int64_t room, int most_nodes) {
+    most_nodes_ = most_nodes;
     taken_.assign(sizes_.size(), 0);
     best_ = taken_;
     size_t largest = 0;
@@ -35,7 +36,7 @@ class PatternSearch {
       least_ = room;
       best_ = taken_;
     }
-    for (size_t i = from; i < sizes_.size() && least_ > 0 && nodes_ < kPatternNodes; ++i) {
+    for (size_t i = from; i < sizes_.size() && least_ > 0 && nodes_ < most_nodes_; ++i) {
       if (taken_[i] == left_[i] || sizes_[i] > room) continue;
       ++taken_[i];
       extend(i, room - sizes_[i]);
@@ -48,6 +49,7 @@ class PatternSearch {
   std::vector<int64_t> taken_, best_;
   int64_t least_ = 0;
   int nodes_ = 0;
+  int most_nodes_ = 0;
 };
 
 bool is_hard(const Grid& grid, RaggedTensor t) {
@@ -57,7 +59,8 @@ bool is_hard(const Grid& grid, RaggedTensor t) {
 
 }  // namespace
 
-CellPacking pack_cells(const Grid& grid, const TensorTypes& types, SearchEffort& effort) {
+CellPacking pack_cells(const Grid& grid, const TensorTypes& types, int64_t capacity,
+                       SearchEffort& effort) {
   CellPacking r{{}, std::vector<int64_t>(types.types.size(), 0), 0};
   std::vector<int> hard;
   for (int i = 0; i < static_cast<int>(types.types.size()); ++i)
@@ -77,18 +80,22 @@ CellPacking pack_cells(const Grid& grid, const TensorTypes& types, SearchEffort&
       if (pattern[i] > left[i]) return false;
     return true;
   };
-  for (int64_t cell = 0; std::accumulate(left.begin(), left.end(), int64_t{0}) > 0;) {
+  const auto any_left = [&] {
+    return std::any_of(left.begin(), left.end(), [](int64_t n) { return n > 0; });
+  };
+  for (int64_t cell = 0; any_left() && r.end <= capacity;) {
     const int64_t next = grid.boundary_after(cell);
     if (pattern_room != next - cell || !lasts()) {
       pattern_room = next - cell;
-      pattern = search.best(pattern_room);
+      pattern = search.best(pattern_room, effort.spent() ? kQuickNodes : kPatternNodes);
       effort.steps += search.nodes();
     }
     for (size_t i = 0; i < pattern.size(); ++i) {
+      if (pattern[i] == 0) continue;
       left[i] -= pattern[i];
       r.placed[hard[i]] += pattern[i];
-      r.order.insert(r.order.end(), pattern[i], hard[i]);
-      if (pattern[i] > 0) r.end = (r.end < cell ? cell : r.end) + pattern[i] * sizes[i];
+      r.order.push_back({hard[i], pattern[i]});
+      r.end = std::max(r.end, cell) + pattern[i] * sizes[i];
     }
     cell = next;
   }

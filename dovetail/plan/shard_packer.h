@@ -10,8 +10,13 @@
 
 namespace dovetail::plan {
 
+struct CellRun {
+  int type = 0;
+  int64_t count = 0;  // equal things side by side
+};
+
 struct CellPacking {
-  std::vector<int> order;       // one type index per thing placed
+  std::vector<CellRun> order;
   std::vector<int64_t> placed;  // how many of each type
   int64_t end = 0;              // first position behind everything placed
 };
@@ -20,6 +25,7 @@ struct CellPacking {
 // that are one block, and that fit into a cell. Every cell takes the largest thing left and
 // whatever fills the rest best (minimum bin slack); a pattern is repeated while it lasts. Leaves
 // everything else to the caller.
-CellPacking pack_cells(const Grid& grid, const TensorTypes& types, SearchEffort& effort);
+CellPacking pack_cells(const Grid& grid, const TensorTypes& types, int64_t capacity,
+                       SearchEffort& effort);
 
 }  // namespace dovetail::plan

@@ -49,15 +49,12 @@ class TypeSearch {
  public:
   TypeSearch(const Grid& grid, const std::vector<Move>& moves, Interval range, int beam,
              SearchEffort& effort)
-      : grid_(grid),
-        moves_(moves),
-        range_(range),
-        beam_(beam),
-        effort_(effort),
-        table_(beam * moves.size()) {
+      : moves_(moves), range_(range), beam_(beam), effort_(effort), table_(beam * moves.size()) {
     int64_t total = 0;
     uint64_t radix = 1;
     for (const Move& m : moves) {
+      placers_.emplace_back(grid, m.shape);
+      costs_.push_back(placers_.back().whole_blocks() ? 1 : m.run);
       radix_.push_back(radix);
       const uint64_t base = m.count + 1;
       if (radix > ~uint64_t{0} / base)
@@ -96,8 +93,8 @@ class TypeSearch {
       for (int m = 0; m < width; ++m) {
         const Move& move = moves_[m];
         if (from.counts[size_t(i) * width + m] == move.count) continue;
-        ++effort_.steps;
-        const int64_t end = grid_.end_of_run(s.end, move.shape, move.run);
+        effort_.steps += costs_[m];
+        const int64_t end = placers_[m].end_of_run(s.end, move.run);
         const State next{s.key + radix_[m],
                          end,
                          s.placed + move.shape.extent * move.run,
@@ -152,8 +149,9 @@ class TypeSearch {
     return order;
   }
 
-  const Grid& grid_;
   const std::vector<Move>& moves_;
+  std::vector<TensorOnGrid> placers_;  // per move
+  std::vector<int64_t> costs_;         // steps that a move counts for
   const Interval range_;
   const int beam_;
   SearchEffort& effort_;
