@@ -26,15 +26,16 @@ class BackgroundTask {
   bool wait_for(std::chrono::milliseconds time);
   // What the last work threw; null if it ended well. Only when nothing runs.
   std::exception_ptr error() const;
-  void cancel();  // and wait
+  void ask_to_stop() { cancelled_ = true; }
+  void cancel();  // asks and waits
 
  private:
   std::thread thread_;
   std::atomic<bool> cancelled_{false};
   mutable std::mutex mutex_;
   std::condition_variable ended_;
-  bool running_ = false;       // under mutex_
-  std::exception_ptr error_;   // under mutex_
+  bool running_ = false;      // under mutex_
+  std::exception_ptr error_;  // under mutex_
 };
 
 }  // namespace dovetail

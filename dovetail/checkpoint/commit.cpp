@@ -15,7 +15,8 @@ void write_manifest(FileSystem& files, const std::string& path, const std::strin
 std::string clean_up(FileSystem& files, const CommitRequest& request) {
   if (request.keep == 0) return {};
   try {
-    for (const std::string& path : superfluous(request.folder, *parse_checkpoint_name(request.name), request.keep))
+    for (const std::string& path :
+         superfluous(request.folder, *parse_checkpoint_name(request.name), request.keep))
       remove_checkpoint(files, path);
     return {};
   } catch (const FileError& e) {
@@ -38,7 +39,8 @@ std::string commit(FileSystem& files, CommitRequest request) {
     if (share.file.name.empty()) continue;
     const std::string path = writing + "/" + share.file.name;
     const int64_t bytes = InputFile(path).size();
-    if (bytes != share.file.bytes) raise<FileError>("{}: wanted {} bytes, got {}", path, share.file.bytes, bytes);
+    if (bytes != share.file.bytes)
+      raise<FileError>("{}: wanted {} bytes, got {}", path, share.file.bytes, bytes);
     request.manifest.files.push_back(std::move(share.file));
   }
   const std::string manifest = fmt::format("{}/{}", writing, kManifestName);

@@ -48,7 +48,8 @@ class DiskFile final : public OutputFile {
   }
 
  private:
-  // Lets the device begin before finish(), so that a large file does not pile up in memory. Only a hint.
+  // Lets the device begin before finish(), so that a large file does not pile up in memory. Only a
+  // hint.
   void start_writeback() {
     constexpr int64_t kStride = int64_t{32} << 20;
     if (offset_ - started_ < kStride) return;
@@ -69,7 +70,9 @@ class Disk final : public FileSystem {
     if (error) fail(path, "create folder", error.value());
     if (!fs::is_directory(path, error)) fail(path, "create folder", ENOTDIR);
   }
-  std::unique_ptr<OutputFile> create(const std::string& path) override { return std::make_unique<DiskFile>(path); }
+  std::unique_ptr<OutputFile> create(const std::string& path) override {
+    return std::make_unique<DiskFile>(path);
+  }
   void rename(const std::string& from, const std::string& to) override {
     if (fs::exists(fs::symlink_status(to))) fail(from, fmt::format("rename to {}", to), EEXIST);
     if (::rename(from.c_str(), to.c_str()) != 0) fail(from, fmt::format("rename to {}", to), errno);

@@ -1,4 +1,5 @@
-// Files and folders as the checkpoint uses them. Every failure is a FileError that names the path and the system's reason.
+// Files and folders as the checkpoint uses them. Every failure is a FileError that names the path
+// and the system's reason.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +10,8 @@
 
 namespace dovetail {
 
-// A new file, written from its start to its end. Destroying it without finish() leaves whatever was written.
+// A new file, written from its start to its end. Destroying it without finish() leaves whatever was
+// written.
 class OutputFile {
  public:
   virtual ~OutputFile() = default;
@@ -17,15 +19,18 @@ class OutputFile {
   virtual void finish() = 0;  // returns when the bytes are on the device; closes
 };
 
-// What the writer changes on disk. Used by several threads at a time. Tests put their own in place of the disk.
+// What the writer changes on disk. Used by several threads at a time. Tests put their own in place
+// of the disk.
 class FileSystem {
  public:
   virtual ~FileSystem() = default;
-  virtual void create_folder(const std::string& path) = 0;   // with its parents; one that exists is fine
+  virtual void create_folder(
+      const std::string& path) = 0;  // with its parents; one that exists is fine
   virtual std::unique_ptr<OutputFile> create(const std::string& path) = 0;  // must not exist yet
-  virtual void rename(const std::string& from, const std::string& to) = 0;  // atomic; `to` must not exist
-  virtual void sync_folder(const std::string& path) = 0;     // names in it survive a loss of power
-  virtual void remove_folder(const std::string& path) = 0;   // with all that is in it
+  virtual void rename(const std::string& from,
+                      const std::string& to) = 0;           // atomic; `to` must not exist
+  virtual void sync_folder(const std::string& path) = 0;    // names in it survive a loss of power
+  virtual void remove_folder(const std::string& path) = 0;  // with all that is in it
 };
 
 // The real one.

@@ -19,7 +19,8 @@ constexpr size_t kDigits = 8;
 std::optional<int64_t> parse_number(std::string_view text) {
   int64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || value < 0) return std::nullopt;
+  if (text.empty() || error != std::errc{} || end != text.data() + text.size() || value < 0)
+    return std::nullopt;
   return value;
 }
 
@@ -75,7 +76,8 @@ std::vector<ListedCheckpoint> list_checkpoints(const std::string& folder) {
     if (!writing) {
       examine(list.back());
     } else {
-      list.back().fault = fmt::format("{}: unfinished: its writing was broken off or is still going on", list.back().path);
+      list.back().fault = fmt::format(
+          "{}: unfinished: its writing was broken off or is still going on", list.back().path);
       list.back().broken = true;
     }
   }
@@ -91,7 +93,8 @@ CheckpointName free_name(const std::string& folder, int64_t step) {
   return free;
 }
 
-std::vector<std::string> superfluous(const std::string& folder, const CheckpointName& newest, int64_t keep) {
+std::vector<std::string> superfluous(const std::string& folder, const CheckpointName& newest,
+                                     int64_t keep) {
   DT_CHECK_GE(keep, 1);
   std::vector<std::string> paths;
   int64_t good = 1, last_step = newest.step;
@@ -110,7 +113,8 @@ std::vector<std::string> superfluous(const std::string& folder, const Checkpoint
 
 void remove_checkpoint(FileSystem& files, const std::string& path) {
   const fs::path from(path);
-  const std::string to = (from.parent_path() / (std::string(kRemovingPrefix) + from.filename().string())).string();
+  const std::string to =
+      (from.parent_path() / (std::string(kRemovingPrefix) + from.filename().string())).string();
   files.remove_folder(to);
   files.rename(path, to);
   files.remove_folder(to);

@@ -30,16 +30,19 @@ struct ListedCheckpoint {
   bool broken = false;  // fault of the folder itself: unfinished, damaged
 };
 
-// Checkpoints and unfinished ones in a folder, newest first. Looks at manifests and at files' presence and sizes, not at
-// their bytes. A folder that does not exist holds none; one that cannot be read is a FileError.
+// Checkpoints and unfinished ones in a folder, newest first. Looks at manifests and at files'
+// presence and sizes, not at their bytes. A folder that does not exist holds none; one that cannot
+// be read is a FileError.
 std::vector<ListedCheckpoint> list_checkpoints(const std::string& folder);
 
 // The first name of the step that nothing in the folder has.
 CheckpointName free_name(const std::string& folder, int64_t step);
 
-// Paths that have become superfluous now that `newest` is complete: earlier saves of its step, and of the earlier steps all
-// but the last `keep - 1` complete ones. Later steps, and folders that are broken, stay. keep >= 1.
-std::vector<std::string> superfluous(const std::string& folder, const CheckpointName& newest, int64_t keep);
+// Paths that have become superfluous now that `newest` is complete: earlier saves of its step, and
+// of the earlier steps all but the last `keep - 1` complete ones. Later steps, and folders that are
+// broken, stay. keep >= 1.
+std::vector<std::string> superfluous(const std::string& folder, const CheckpointName& newest,
+                                     int64_t keep);
 
 // Removes a checkpoint so that it is never seen half there.
 void remove_checkpoint(FileSystem& files, const std::string& path);

@@ -1,12 +1,12 @@
 #include "dovetail/checkpoint/load.h"
 
-#include <cstring>
-#include <memory>
-#include <nlohmann/json.hpp>
-
 #include <fmt/ranges.h>
 
+#include <cstring>
+#include <nlohmann/json.hpp>
+
 #include "dovetail/base/error.h"
+#include "dovetail/checkpoint/page_buffer.h"
 #include "dovetail/checkpoint/snapshot.h"
 #include "dovetail/checkpoint/vote.h"
 
@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::string_view kRefused = "checkpoint refused";
 
-void check_loadable(const Checkpoint& checkpoint, const ShardedState& state, const std::vector<TensorAlias>& aliases,
-                    const LoadOptions& options) {
+void check_loadable(const Checkpoint& checkpoint, const ShardedState& state,
+                    const std::vector<TensorAlias>& aliases, const LoadOptions& options) {
   schema_of(state);
   if (!options.allow_non_finite && !checkpoint.manifest().non_finite.empty())
     throw FileError(checkpoint.non_finite_text());
@@ -28,7 +28,8 @@ struct Candidate {
 };
 
 // Rank 0's view of the folder, on all ranks.
-std::vector<Candidate> shared_list(const std::string& folder, comm::Group& world, const LoadOptions& options) {
+std::vector<Candidate> shared_list(const std::string& folder, comm::Group& world,
+                                   const LoadOptions& options) {
   const Ballot mine = attempt([&] {
     nlohmann::json list = nlohmann::json::array();
     if (world.rank() == 0)
@@ -45,29 +46,31 @@ std::vector<Candidate> shared_list(const std::string& folder, comm::Group& world
 
 }  // namespace
 
-TrainingState load_checkpoint(const std::string& path, const ShardedState& state, const std::vector<TensorAlias>& aliases,
-                              comm::Group& world, const LoadOptions& options) {
+TrainingState load_checkpoint(const std::string& path, const ShardedState& state,
+                              const std::vector<TensorAlias>& aliases, comm::Group& world,
+                              const LoadOptions& options) {
   const Checkpoint checkpoint = open_checkpoint(path, world);
   const Manifest& manifest = checkpoint.manifest();
   ReadPlan plan;
-  std::unique_ptr<std::byte[]> staging;
+  PageBuffer staging;
   const Ballot mine = attempt([&] {
     check_loadable(checkpoint, state, aliases, options);
     plan = plan_reads(checkpoint, state, aliases, options.fields);
-    staging = std::make_unique_for_overwrite<std::byte[]>(plan.staging_bytes);
+    staging = PageBuffer(plan.staging_bytes);
     return std::string();
   });
   throw_if_failed(vote(world, mine, manifest.training.step, "match checkpoint"), world, kRefused);
 
-  ChunkReader reader = make_reader(checkpoint, plan, staging.get());
+  ChunkReader reader = make_reader(checkpoint, plan, staging.data());
   run_voting(reader, world, manifest.training.step, kRefused);
-  for (const StagedEntry& s : plan.staged) std::memcpy(state[s.entry].data, staging.get() + s.offset, s.bytes);
+  for (const StagedEntry& s : plan.staged)
+    std::memcpy(state[s.entry].data, staging.data() + s.offset, s.bytes);
   return manifest.training;
 }
 
 std::optional<LoadedCheckpoint> load_newest(const std::string& folder, const ShardedState& state,
-                                            const std::vector<TensorAlias>& aliases, comm::Group& world,
-                                            const LoadOptions& options) {
+                                            const std::vector<TensorAlias>& aliases,
+                                            comm::Group& world, const LoadOptions& options) {
   std::vector<std::string> passed_over;
   for (const Candidate& c : shared_list(folder, world, options)) {
     if (!c.fault.empty()) {
@@ -76,7 +79,8 @@ std::optional<LoadedCheckpoint> load_newest(const std::string& folder, const Sha
     }
     try {
       TrainingState training = load_checkpoint(c.path, state, aliases, world, options);
-      return LoadedCheckpoint{.path = c.path, .training = std::move(training), .passed_over = std::move(passed_over)};
+      return LoadedCheckpoint{
+          .path = c.path, .training = std::move(training), .passed_over = std::move(passed_over)};
     } catch (const FileError& e) {
       passed_over.push_back(e.what());
     }

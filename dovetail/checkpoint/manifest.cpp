@@ -16,36 +16,44 @@ void check_entries(const Manifest& m, const std::string& file) {
   for (const StoredEntry& e : m.entries) {
     if (std::ranges::any_of(e.shape, [](int64_t d) { return d < 0; }))
       raise<FileError>("{}: {} has a negative dimension", file, e.name());
-    if (!seen.emplace(e.tensor, e.field).second) raise<FileError>("{}: {} is listed twice", file, e.name());
+    if (!seen.emplace(e.tensor, e.field).second)
+      raise<FileError>("{}: {} is listed twice", file, e.name());
   }
   std::set<std::string> tensors;
   for (const StoredEntry& e : m.entries) tensors.insert(e.tensor);
   for (const TensorAlias& a : m.aliases) {
-    if (!tensors.contains(a.tensor)) raise<FileError>("{}: alias {} of unknown tensor {}", file, a.alias, a.tensor);
-    if (tensors.contains(a.alias)) raise<FileError>("{}: {} is both a tensor and an alias", file, a.alias);
+    if (!tensors.contains(a.tensor))
+      raise<FileError>("{}: alias {} of unknown tensor {}", file, a.alias, a.tensor);
+    if (tensors.contains(a.alias))
+      raise<FileError>("{}: {} is both a tensor and an alias", file, a.alias);
   }
 }
 
 void check_record(const Manifest& m, const DataFile& f, const Record& r, const std::string& file) {
   if (r.entry < 0 || r.entry >= static_cast<int64_t>(m.entries.size()))
-    raise<FileError>("{}: {} holds an entry number {} of {}", file, f.name, r.entry, m.entries.size());
+    raise<FileError>("{}: {} holds an entry number {} of {}", file, f.name, r.entry,
+                     m.entries.size());
   const StoredEntry& e = m.entries[r.entry];
   const int64_t bytes = r.elements.size() * size_of(e.dtype);
-  if (r.elements.empty() || !Interval{0, e.numel()}.contains(r.elements) || r.offset < 0 || r.offset > f.bytes - bytes)
-    raise<FileError>("{}: {} holds elements [{}, {}) of {} at byte {}: outside of {} elements or {} bytes", file, f.name,
-                     r.elements.begin, r.elements.end, e.name(), r.offset, e.numel(), f.bytes);
+  if (r.elements.empty() || !Interval{0, e.numel()}.contains(r.elements) || r.offset < 0 ||
+      r.offset > f.bytes - bytes)
+    raise<FileError>(
+        "{}: {} holds elements [{}, {}) of {} at byte {}: outside of {} elements or {} bytes", file,
+        f.name, r.elements.begin, r.elements.end, e.name(), r.offset, e.numel(), f.bytes);
 }
 
 void check_files(const Manifest& m, const std::string& file) {
   if (m.chunk_bytes <= 0) raise<FileError>("{}: chunk_bytes is {}", file, m.chunk_bytes);
   std::set<std::string> names;
   for (const DataFile& f : m.files) {
-    if (f.name.empty() || f.name.front() == '.' || f.name.find('/') != std::string::npos || f.name == kManifestName)
+    if (f.name.empty() || f.name.front() == '.' || f.name.find('/') != std::string::npos ||
+        f.name == kManifestName)
       raise<FileError>("{}: \"{}\" is not the name of a data file", file, f.name);
     if (!names.insert(f.name).second) raise<FileError>("{}: {} is listed twice", file, f.name);
     const int64_t chunks = f.bytes < 0 ? -1 : ceil_div(f.bytes, m.chunk_bytes);
     if (chunks != static_cast<int64_t>(f.checksums.size()))
-      raise<FileError>("{}: {} of {} bytes has {} checksums", file, f.name, f.bytes, f.checksums.size());
+      raise<FileError>("{}: {} of {} bytes has {} checksums", file, f.name, f.bytes,
+                       f.checksums.size());
     for (const Record& r : f.records) check_record(m, f, r, file);
   }
 }
@@ -61,10 +69,11 @@ void check_coverage(const Manifest& m, const std::string& file) {
     int64_t next = 0;
     for (Interval run : held[i]) {
       if (run.begin > next)
-        raise<FileError>("{}: elements [{}, {}) of {} were written by no rank", file, next, run.begin, e.name());
+        raise<FileError>("{}: elements [{}, {}) of {} were written by no rank", file, next,
+                         run.begin, e.name());
       if (run.begin < next)
-        raise<FileError>("{}: elements [{}, {}) of {} were written twice", file, run.begin, std::min(next, run.end),
-                         e.name());
+        raise<FileError>("{}: elements [{}, {}) of {} were written twice", file, run.begin,
+                         std::min(next, run.end), e.name());
       next = run.end;
     }
   }
@@ -90,7 +99,8 @@ void validate(const Manifest& manifest, const std::string& file) {
   check_coverage(manifest, file);
   for (const NonFinite& n : manifest.non_finite)
     if (n.entry < 0 || n.entry >= static_cast<int64_t>(manifest.entries.size()))
-      raise<FileError>("{}: non_finite names entry {} of {}", file, n.entry, manifest.entries.size());
+      raise<FileError>("{}: non_finite names entry {} of {}", file, n.entry,
+                       manifest.entries.size());
 }
 
 }  // namespace dovetail

@@ -1,4 +1,5 @@
-// The manifest of a checkpoint: what is stored, where it lies and how it is checksummed (docs/checkpoint-format.md).
+// The manifest of a checkpoint: what is stored, where it lies and how it is checksummed
+// (docs/checkpoint-format.md).
 #pragma once
 
 #include <cstdint>
@@ -22,12 +23,13 @@ inline constexpr std::string_view kBufferField = "buffer";
 
 // What resuming needs besides tensors. Equal on all ranks.
 struct TrainingState {
-  int64_t step = 0;         // optimizer steps done
-  std::string degrees;      // "4,2,2"
+  int64_t step = 0;     // optimizer steps done
+  std::string degrees;  // "4,2,2"
   uint64_t plan_hash = 0;
-  std::string optimizer;    // descriptions of the update operations, a line each
-  std::string config;       // text of the configuration
-  std::string trainer = "{}";  // JSON object: position in the data, random state; comes back with the same content
+  std::string optimizer;  // descriptions of the update operations, a line each
+  std::string config;     // text of the configuration
+  std::string trainer =
+      "{}";  // JSON object: position in the data, random state; comes back with the same content
   bool operator==(const TrainingState&) const = default;
 };
 
@@ -52,7 +54,7 @@ struct Record {
 };
 
 struct DataFile {
-  std::string name;                 // without folder
+  std::string name;  // without folder
   int64_t bytes = 0;
   std::vector<uint64_t> checksums;  // XXH3-64 of each chunk
   std::vector<Record> records;
@@ -92,8 +94,8 @@ Manifest parse_manifest(std::string_view text, const std::string& file);
 std::string to_text(const RankShare& share);
 RankShare parse_share(std::string_view text);
 
-// Checks that the manifest is whole: names, ranges, and every element of every entry in exactly one record. Throws
-// FileError with `file` and the entry or file at fault.
+// Checks that the manifest is whole: names, ranges, and every element of every entry in exactly one
+// record. Throws FileError with `file` and the entry or file at fault.
 void validate(const Manifest& manifest, const std::string& file);
 
 // Throws ConfigError unless the text is a JSON object.

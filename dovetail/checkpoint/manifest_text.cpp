@@ -17,7 +17,8 @@ std::string to_hex(uint64_t value) { return fmt::format("{:016x}", value); }
 
 uint64_t from_hex(std::string_view digits) {
   uint64_t value = 0;
-  if (digits.size() != kHexDigits) raise<FileError>("wanted 16 hexadecimal digits, got \"{}\"", digits);
+  if (digits.size() != kHexDigits)
+    raise<FileError>("wanted 16 hexadecimal digits, got \"{}\"", digits);
   for (char c : digits) {
     const int digit = c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
     if (digit < 0) raise<FileError>("wanted 16 hexadecimal digits, got \"{}\"", digits);
@@ -31,12 +32,19 @@ Json json_of(const DataFile& file) {
   checksums.reserve(file.checksums.size() * kHexDigits);
   for (uint64_t sum : file.checksums) checksums += to_hex(sum);
   Json records = Json::array();
-  for (const Record& r : file.records) records.push_back({r.entry, r.elements.begin, r.elements.end, r.offset});
-  return {{"name", file.name}, {"bytes", file.bytes}, {"checksums", std::move(checksums)}, {"records", std::move(records)}};
+  for (const Record& r : file.records)
+    records.push_back({r.entry, r.elements.begin, r.elements.end, r.offset});
+  return {{"name", file.name},
+          {"bytes", file.bytes},
+          {"checksums", std::move(checksums)},
+          {"records", std::move(records)}};
 }
 
 DataFile data_file_of(const Json& json) {
-  DataFile file{.name = json.at("name").get<std::string>(), .bytes = json.at("bytes").get<int64_t>(), .checksums = {}, .records = {}};
+  DataFile file{.name = json.at("name").get<std::string>(),
+                .bytes = json.at("bytes").get<int64_t>(),
+                .checksums = {},
+                .records = {}};
   const auto& digits = json.at("checksums").get_ref<const std::string&>();
   if (digits.size() % kHexDigits != 0) raise<FileError>("checksums of {} are cut", file.name);
   for (size_t i = 0; i < digits.size(); i += kHexDigits)
@@ -63,8 +71,10 @@ std::vector<NonFinite> non_finite_of(const Json& json) {
 Json json_of(const Manifest& m) {
   Json entries = Json::array(), files = Json::array(), aliases = Json::object();
   for (const StoredEntry& e : m.entries)
-    entries.push_back(
-        {{"tensor", e.tensor}, {"field", e.field}, {"shape", e.shape}, {"dtype", std::string(name_of(e.dtype))}});
+    entries.push_back({{"tensor", e.tensor},
+                       {"field", e.field},
+                       {"shape", e.shape},
+                       {"dtype", std::string(name_of(e.dtype))}});
   for (const DataFile& f : m.files) files.push_back(json_of(f));
   for (const TensorAlias& a : m.aliases) aliases[a.alias] = a.tensor;
   const TrainingState& t = m.training;
@@ -88,7 +98,8 @@ Manifest manifest_of(const Json& json) {
   const auto format = json.at("format").get<std::string>();
   if (format != kFormat) raise<FileError>("wanted format \"{}\", got \"{}\"", kFormat, format);
   const auto version = json.at("version").get<int64_t>();
-  if (version != kCheckpointVersion) raise<FileError>("wanted version {}, got {}", kCheckpointVersion, version);
+  if (version != kCheckpointVersion)
+    raise<FileError>("wanted version {}, got {}", kCheckpointVersion, version);
   Manifest m;
   m.training = {.step = json.at("step").get<int64_t>(),
                 .degrees = json.at("degrees").get<std::string>(),
@@ -111,8 +122,8 @@ Manifest manifest_of(const Json& json) {
 }
 
 std::string seal_of(std::string_view content) {
-  return fmt::format("{{\"seal\":\"xxh3-64\",\"checksum\":\"{}\",\"bytes\":{},\"manifest\":\n", to_hex(hash64(content)),
-                     content.size());
+  return fmt::format("{{\"seal\":\"xxh3-64\",\"checksum\":\"{}\",\"bytes\":{},\"manifest\":\n",
+                     to_hex(hash64(content)), content.size());
 }
 
 // The content of a sealed text.
@@ -120,12 +131,16 @@ std::string_view open_seal(std::string_view text) {
   const size_t line = text.find('\n');
   if (line == std::string_view::npos) raise<FileError>("no seal in the first line");
   const std::string_view content = text.substr(line + 1);
-  const Json head = Json::parse(std::string(text.substr(0, line)) + "0}", nullptr, /*allow_exceptions=*/false);
-  if (!head.is_object() || head.value("seal", "") != "xxh3-64") raise<FileError>("no seal in the first line");
+  const Json head =
+      Json::parse(std::string(text.substr(0, line)) + "0}", nullptr, /*allow_exceptions=*/false);
+  if (!head.is_object() || head.value("seal", "") != "xxh3-64")
+    raise<FileError>("no seal in the first line");
   const auto bytes = head.at("bytes").get<uint64_t>();
-  if (bytes != content.size()) raise<FileError>("wanted {} bytes after the first line, got {}", bytes, content.size());
+  if (bytes != content.size())
+    raise<FileError>("wanted {} bytes after the first line, got {}", bytes, content.size());
   const uint64_t wanted = from_hex(head.at("checksum").get<std::string>()), got = hash64(content);
-  if (wanted != got) raise<FileError>("checksum: wanted {}, got {}: it was altered", to_hex(wanted), to_hex(got));
+  if (wanted != got)
+    raise<FileError>("checksum: wanted {}, got {}: it was altered", to_hex(wanted), to_hex(got));
   return content;
 }
 
@@ -156,7 +171,8 @@ std::string to_text(const RankShare& share) {
 
 RankShare parse_share(std::string_view text) {
   const Json json = Json::parse(text);
-  return {.file = data_file_of(json.at("file")), .non_finite = non_finite_of(json.at("non_finite"))};
+  return {.file = data_file_of(json.at("file")),
+          .non_finite = non_finite_of(json.at("non_finite"))};
 }
 
 void check_json_object(const std::string& text, std::string_view what) {

@@ -16,7 +16,8 @@ namespace {
 void check_step(const std::string& folder, const Manifest& manifest) {
   const auto name = parse_checkpoint_name(std::filesystem::path(folder).filename().string());
   if (name && name->step != manifest.training.step)
-    raise<FileError>("{}/{}: wanted step {}, got {}", folder, kManifestName, name->step, manifest.training.step);
+    raise<FileError>("{}/{}: wanted step {}, got {}", folder, kManifestName, name->step,
+                     manifest.training.step);
 }
 
 void check_sizes(const Checkpoint& checkpoint) {
@@ -24,11 +25,14 @@ void check_sizes(const Checkpoint& checkpoint) {
   for (size_t i = 0; i < files.size(); ++i) {
     const std::string path = checkpoint.path_of(static_cast<int64_t>(i));
     const int64_t bytes = InputFile(path).size();
-    if (bytes != files[i].bytes) raise<FileError>("{}: wanted {} bytes, got {}", path, files[i].bytes, bytes);
+    if (bytes != files[i].bytes)
+      raise<FileError>("{}: wanted {} bytes, got {}", path, files[i].bytes, bytes);
   }
 }
 
-std::string read_manifest(const std::string& folder) { return read_text(fmt::format("{}/{}", folder, kManifestName)); }
+std::string read_manifest(const std::string& folder) {
+  return read_text(fmt::format("{}/{}", folder, kManifestName));
+}
 
 }  // namespace
 
@@ -40,16 +44,20 @@ Checkpoint::Checkpoint(std::string folder) : folder_(std::move(folder)) {
   check_step(folder_, manifest_);
   check_sizes(*this);
   for (size_t i = 0; i < manifest_.entries.size(); ++i)
-    index_.emplace(std::pair(manifest_.entries[i].tensor, manifest_.entries[i].field), static_cast<int64_t>(i));
+    index_.emplace(std::pair(manifest_.entries[i].tensor, manifest_.entries[i].field),
+                   static_cast<int64_t>(i));
   for (const TensorAlias& a : manifest_.aliases) aliases_.emplace(a.alias, a.tensor);
   runs_.resize(manifest_.entries.size());
   for (size_t f = 0; f < manifest_.files.size(); ++f)
     for (const Record& r : manifest_.files[f].records)
-      runs_[r.entry].push_back({.elements = r.elements, .file = static_cast<int64_t>(f), .offset = r.offset});
+      runs_[r.entry].push_back(
+          {.elements = r.elements, .file = static_cast<int64_t>(f), .offset = r.offset});
   for (auto& runs : runs_) std::ranges::sort(runs, {}, &StoredRun::elements);
 }
 
-std::string Checkpoint::path_of(int64_t file) const { return folder_ + "/" + manifest_.files.at(file).name; }
+std::string Checkpoint::path_of(int64_t file) const {
+  return folder_ + "/" + manifest_.files.at(file).name;
+}
 
 std::string Checkpoint::stored_name(std::string_view tensor) const {
   const auto alias = aliases_.find(tensor);
@@ -66,7 +74,9 @@ std::string Checkpoint::contents_of(int64_t file, Interval bytes) const {
   int64_t count = 0;
   for (const Record& r : manifest_.files.at(file).records) {
     const StoredEntry& e = manifest_.entries[r.entry];
-    if (intersect(bytes, Interval{r.offset, r.offset + r.elements.size() * size_of(e.dtype)}).empty()) continue;
+    if (intersect(bytes, Interval{r.offset, r.offset + r.elements.size() * size_of(e.dtype)})
+            .empty())
+      continue;
     if (++count <= 3) names += (count > 1 ? ", " : "") + e.name();
   }
   return count > 3 ? fmt::format("{} and {} more", names, count - 3) : names;
@@ -114,19 +124,22 @@ void ChunkReader::read_next() {
     open_ = ref.file;
   }
   if (!buffer_) buffer_ = std::make_unique_for_overwrite<std::byte[]>(manifest.chunk_bytes);
-  const Interval bytes{ref.chunk * manifest.chunk_bytes, std::min((ref.chunk + 1) * manifest.chunk_bytes, data.bytes)};
+  const Interval bytes{ref.chunk * manifest.chunk_bytes,
+                       std::min((ref.chunk + 1) * manifest.chunk_bytes, data.bytes)};
   const std::span<std::byte> span(buffer_.get(), bytes.size());
   file_->read(bytes.begin, span);
   const uint64_t wanted = data.checksums[ref.chunk], got = hash64(span);
   if (wanted != got)
-    raise<FileError>("{}: bytes [{}, {}) are damaged: checksum {:016x} wanted, {:016x} got; they hold {}", path, bytes.begin,
-                     bytes.end, wanted, got, checkpoint_.contents_of(ref.file, bytes));
+    raise<FileError>(
+        "{}: bytes [{}, {}) are damaged: checksum {:016x} wanted, {:016x} got; they hold {}", path,
+        bytes.begin, bytes.end, wanted, got, checkpoint_.contents_of(ref.file, bytes));
   use_(ref, span);
 }
 
 std::vector<std::string> verify(const Checkpoint& checkpoint) {
   std::vector<std::string> faults;
-  ChunkReader reader(checkpoint, all_chunks(checkpoint), [](ChunkRef, std::span<const std::byte>) {});
+  ChunkReader reader(checkpoint, all_chunks(checkpoint),
+                     [](ChunkRef, std::span<const std::byte>) {});
   for (;;) {
     try {
       reader.run();
@@ -147,8 +160,8 @@ Checkpoint open_checkpoint(const std::string& folder, comm::Group& world) {
   throw_if_failed(ballots, world, "checkpoint refused");
   for (size_t i = 1; i < ballots.size(); ++i)
     if (ballots[i].text != ballots[0].text)
-      raise<FileError>("{}/{}: ranks {} and {} see different contents", folder, kManifestName, world.global_ranks()[0],
-                       world.global_ranks()[i]);
+      raise<FileError>("{}/{}: ranks {} and {} see different contents", folder, kManifestName,
+                       world.global_ranks()[0], world.global_ranks()[i]);
   return std::move(*checkpoint);
 }
 

@@ -29,8 +29,8 @@ struct StoredRun {
 // An opened checkpoint. Immutable; holds no file open.
 class Checkpoint {
  public:
-  // Opening checks the manifest, its step against the folder's name, and presence and size of every file. FileError
-  // names the file.
+  // Opening checks the manifest, its step against the folder's name, and presence and size of every
+  // file. FileError names the file.
   explicit Checkpoint(std::string folder);
 
   const std::string& folder() const { return folder_; }
@@ -67,8 +67,8 @@ struct ChunkRef {
 // Every chunk of every file, in order.
 std::vector<ChunkRef> all_chunks(const Checkpoint& checkpoint);
 
-// Reads chunks one after the other, hands on those whose checksum agrees, and throws FileError (file, bytes, what lies
-// there) at the first that does not.
+// Reads chunks one after the other, hands on those whose checksum agrees, and throws FileError
+// (file, bytes, what lies there) at the first that does not.
 class ChunkReader {
  public:
   // `use` gets the bytes of a verified chunk; they are valid during the call. Chunks ascending.
@@ -98,8 +98,8 @@ std::vector<std::string> verify(const Checkpoint& checkpoint);
 Checkpoint open_checkpoint(const std::string& folder, comm::Group& world);
 // All bytes, each read by one rank: the same FileError on all ranks if any is damaged. Collective.
 void verify(const Checkpoint& checkpoint, comm::Group& world);
-// Runs the readers of all ranks to their end, voting often enough that none is taken for dead. The first fault is thrown
-// on all ranks. Collective.
+// Runs the readers of all ranks to their end, voting often enough that none is taken for dead. The
+// first fault is thrown on all ranks. Collective.
 void run_voting(ChunkReader& reader, comm::Group& world, int64_t step, std::string_view what);
 
 }  // namespace dovetail

@@ -1,12 +1,12 @@
 #include "dovetail/checkpoint/reshard.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
 #include <set>
 #include <tuple>
-
-#include <fmt/ranges.h>
 
 #include "dovetail/base/error.h"
 
@@ -20,7 +20,8 @@ bool wanted(std::string_view field, LoadFields fields) {
 // Finds a model's tensor in the checkpoint under any name that the model has for it.
 class NameFinder {
  public:
-  NameFinder(const Checkpoint& checkpoint, const std::vector<TensorAlias>& aliases) : checkpoint_(checkpoint) {
+  NameFinder(const Checkpoint& checkpoint, const std::vector<TensorAlias>& aliases)
+      : checkpoint_(checkpoint) {
     for (const TensorAlias& a : aliases) aliases_.emplace(a.tensor, a.alias);
   }
 
@@ -50,7 +51,8 @@ class Differences {
   }
   void throw_if_any(const std::string& folder) const {
     if (count_ > 0)
-      raise<ConfigError>("{}: {}{}", folder, first_, count_ > 1 ? fmt::format(" (and {} more differences)", count_ - 1) : "");
+      raise<ConfigError>("{}: {}{}", folder, first_,
+                         count_ > 1 ? fmt::format(" (and {} more differences)", count_ - 1) : "");
   }
 
  private:
@@ -64,19 +66,21 @@ std::string difference(const Checkpoint& checkpoint, const StateEntry& e, int64_
     const std::string fields = fields_of(m, checkpoint.stored_name(e.tensor));
     return fields.empty()
                ? fmt::format("tensor {} is wanted, the checkpoint does not have it", e.tensor)
-               : fmt::format("tensor {}: field {} is wanted, the checkpoint has {}", e.tensor, e.field, fields);
+               : fmt::format("tensor {}: field {} is wanted, the checkpoint has {}", e.tensor,
+                             e.field, fields);
   }
   const StoredEntry& s = m.entries[found];
   if (s.shape != e.shape)
-    return fmt::format("tensor {} ({}): shape [{}] wanted, the checkpoint has [{}]", e.tensor, e.field,
-                       fmt::join(e.shape, ", "), fmt::join(s.shape, ", "));
+    return fmt::format("tensor {} ({}): shape [{}] wanted, the checkpoint has [{}]", e.tensor,
+                       e.field, fmt::join(e.shape, ", "), fmt::join(s.shape, ", "));
   if (s.dtype != e.dtype)
-    return fmt::format("tensor {} ({}): dtype {} wanted, the checkpoint has {}", e.tensor, e.field, name_of(e.dtype),
-                       name_of(s.dtype));
+    return fmt::format("tensor {} ({}): dtype {} wanted, the checkpoint has {}", e.tensor, e.field,
+                       name_of(e.dtype), name_of(s.dtype));
   return {};
 }
 
-// Copies the parts of a chunk that belong to pieces. Chunks come in order, so pieces are passed once.
+// Copies the parts of a chunk that belong to pieces. Chunks come in order, so pieces are passed
+// once.
 class Stager {
  public:
   Stager(const ReadPlan& plan, int64_t chunk_bytes, std::byte* staging)
@@ -86,13 +90,16 @@ class Stager {
     const int64_t begin = ref.chunk * chunk_bytes_;
     const Interval chunk{begin, begin + static_cast<int64_t>(bytes.size())};
     const auto& pieces = plan_.pieces;
-    // Pieces of two state entries may read the same bytes (a tensor tied then and not now): all that are not past count.
+    // Pieces of two state entries may read the same bytes (a tensor tied then and not now): all
+    // that are not past count.
     while (first_ < pieces.size() && passed(pieces[first_], ref.file, chunk)) ++first_;
-    for (size_t i = first_; i < pieces.size() && pieces[i].file == ref.file && pieces[i].bytes.begin < chunk.end; ++i) {
+    for (size_t i = first_;
+         i < pieces.size() && pieces[i].file == ref.file && pieces[i].bytes.begin < chunk.end;
+         ++i) {
       const Interval part = intersect(pieces[i].bytes, chunk);
       if (part.empty()) continue;
-      std::memcpy(staging_ + pieces[i].target + (part.begin - pieces[i].bytes.begin), bytes.data() + (part.begin - begin),
-                  part.size());
+      std::memcpy(staging_ + pieces[i].target + (part.begin - pieces[i].bytes.begin),
+                  bytes.data() + (part.begin - begin), part.size());
     }
   }
 
@@ -109,8 +116,8 @@ class Stager {
 
 }  // namespace
 
-void check_matches(const Checkpoint& checkpoint, const ShardedState& state, const std::vector<TensorAlias>& aliases,
-                   LoadFields fields) {
+void check_matches(const Checkpoint& checkpoint, const ShardedState& state,
+                   const std::vector<TensorAlias>& aliases, LoadFields fields) {
   const NameFinder finder(checkpoint, aliases);
   const Manifest& manifest = checkpoint.manifest();
   Differences differences;
@@ -119,7 +126,8 @@ void check_matches(const Checkpoint& checkpoint, const ShardedState& state, cons
   for (const StateEntry& e : state) {
     if (!wanted(e.field, fields)) continue;
     const int64_t found = finder.find(e.tensor, e.field);
-    if (std::string text = difference(checkpoint, e, found); !text.empty()) differences.add(std::move(text));
+    if (std::string text = difference(checkpoint, e, found); !text.empty())
+      differences.add(std::move(text));
     if (found < 0) continue;
     used.insert(found);
     tensors.insert(manifest.entries[found].tensor);
@@ -128,14 +136,16 @@ void check_matches(const Checkpoint& checkpoint, const ShardedState& state, cons
     const StoredEntry& s = manifest.entries[i];
     if (used.contains(static_cast<int64_t>(i)) || !wanted(s.field, fields)) continue;
     differences.add(tensors.contains(s.tensor)
-                        ? fmt::format("tensor {}: the checkpoint has field {}, which is not wanted", s.tensor, s.field)
-                        : fmt::format("the checkpoint has tensor {} ({}), which is not wanted", s.tensor, s.field));
+                        ? fmt::format("tensor {}: the checkpoint has field {}, which is not wanted",
+                                      s.tensor, s.field)
+                        : fmt::format("the checkpoint has tensor {} ({}), which is not wanted",
+                                      s.tensor, s.field));
   }
   differences.throw_if_any(checkpoint.folder());
 }
 
-ReadPlan plan_reads(const Checkpoint& checkpoint, const ShardedState& state, const std::vector<TensorAlias>& aliases,
-                    LoadFields fields) {
+ReadPlan plan_reads(const Checkpoint& checkpoint, const ShardedState& state,
+                    const std::vector<TensorAlias>& aliases, LoadFields fields) {
   const NameFinder finder(checkpoint, aliases);
   ReadPlan plan;
   for (size_t i = 0; i < state.size(); ++i) {
@@ -143,23 +153,28 @@ ReadPlan plan_reads(const Checkpoint& checkpoint, const ShardedState& state, con
     if (e.elements.empty() || !wanted(e.field, fields)) continue;
     const int64_t entry = finder.find(e.tensor, e.field), width = size_of(e.dtype);
     const auto runs = checkpoint.runs(entry);
-    auto run = std::ranges::upper_bound(runs, e.elements.begin, {}, [](const StoredRun& r) { return r.elements.end; });
+    auto run = std::ranges::upper_bound(runs, e.elements.begin, {},
+                                        [](const StoredRun& r) { return r.elements.end; });
     for (; run != runs.end() && run->elements.begin < e.elements.end; ++run) {
       const Interval part = intersect(run->elements, e.elements);
       const int64_t begin = run->offset + (part.begin - run->elements.begin) * width;
-      plan.pieces.push_back({.file = run->file,
-                             .bytes = {begin, begin + part.size() * width},
-                             .target = plan.staging_bytes + (part.begin - e.elements.begin) * width});
+      plan.pieces.push_back(
+          {.file = run->file,
+           .bytes = {begin, begin + part.size() * width},
+           .target = plan.staging_bytes + (part.begin - e.elements.begin) * width});
     }
     const int64_t bytes = e.elements.size() * width;
-    plan.staged.push_back({.entry = static_cast<int64_t>(i), .offset = plan.staging_bytes, .bytes = bytes});
+    plan.staged.push_back(
+        {.entry = static_cast<int64_t>(i), .offset = plan.staging_bytes, .bytes = bytes});
     plan.staging_bytes += bytes;
   }
-  std::ranges::sort(plan.pieces, {}, [](const ReadPiece& p) { return std::tuple(p.file, p.bytes.begin, p.target); });
+  std::ranges::sort(plan.pieces, {},
+                    [](const ReadPiece& p) { return std::tuple(p.file, p.bytes.begin, p.target); });
   return plan;
 }
 
-std::vector<ChunkRef> chunks_of(const Checkpoint& checkpoint, const std::vector<ReadPiece>& pieces) {
+std::vector<ChunkRef> chunks_of(const Checkpoint& checkpoint,
+                                const std::vector<ReadPiece>& pieces) {
   const int64_t chunk_bytes = checkpoint.manifest().chunk_bytes;
   std::vector<ChunkRef> chunks;
   for (const ReadPiece& p : pieces)

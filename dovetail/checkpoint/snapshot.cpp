@@ -32,8 +32,10 @@ int64_t first_bad(const T* bits, int64_t n, T exponent) {
 }
 
 int64_t first_bad(DType dtype, const std::byte* data, int64_t bytes) {
-  if (dtype == DType::f32) return first_bad<uint32_t>(reinterpret_cast<const uint32_t*>(data), bytes / 4, 0x7f800000u);
-  if (dtype == DType::bf16) return first_bad<uint16_t>(reinterpret_cast<const uint16_t*>(data), bytes / 2, 0x7f80u);
+  if (dtype == DType::f32)
+    return first_bad<uint32_t>(reinterpret_cast<const uint32_t*>(data), bytes / 4, 0x7f800000u);
+  if (dtype == DType::bf16)
+    return first_bad<uint16_t>(reinterpret_cast<const uint16_t*>(data), bytes / 2, 0x7f80u);
   return -1;
 }
 
@@ -52,14 +54,17 @@ int64_t copy_scanned(const StateEntry& entry, std::byte* to) {
   return found;
 }
 
-StoredEntry stored(const StateEntry& e) { return {.tensor = e.tensor, .field = e.field, .shape = e.shape, .dtype = e.dtype}; }
+StoredEntry stored(const StateEntry& e) {
+  return {.tensor = e.tensor, .field = e.field, .shape = e.shape, .dtype = e.dtype};
+}
 
 using EntryIndex = std::map<std::pair<std::string, std::string>, int64_t>;
 
 EntryIndex number_entries(const ShardedState& state, std::vector<StoredEntry>* schema) {
   EntryIndex index;
   for (const StateEntry& e : state) {
-    const auto [place, fresh] = index.emplace(std::pair(e.tensor, e.field), static_cast<int64_t>(index.size()));
+    const auto [place, fresh] =
+        index.emplace(std::pair(e.tensor, e.field), static_cast<int64_t>(index.size()));
     if (fresh && schema) schema->push_back(stored(e));
   }
   return index;
@@ -72,11 +77,13 @@ std::vector<StoredEntry> schema_of(const ShardedState& state) {
   const EntryIndex index = number_entries(state, &schema);
   for (const StateEntry& e : state) {
     const StoredEntry& first = schema[index.at({e.tensor, e.field})];
-    if (first != stored(e)) raise<ConfigError>("state: {} appears with two shapes or dtypes", first.name());
+    if (first != stored(e))
+      raise<ConfigError>("state: {} appears with two shapes or dtypes", first.name());
     if (!Interval{0, first.numel()}.contains(e.elements))
-      raise<ConfigError>("state: {} has {} elements, this rank claims [{}, {})", first.name(), first.numel(),
-                         e.elements.begin, e.elements.end);
-    if (!e.elements.empty() && e.data == nullptr) raise<ConfigError>("state: {} has no memory", first.name());
+      raise<ConfigError>("state: {} has {} elements, this rank claims [{}, {})", first.name(),
+                         first.numel(), e.elements.begin, e.elements.end);
+    if (!e.elements.empty() && e.data == nullptr)
+      raise<ConfigError>("state: {} has no memory", first.name());
   }
   return schema;
 }
@@ -84,17 +91,19 @@ std::vector<StoredEntry> schema_of(const ShardedState& state) {
 Snapshot take_snapshot(const ShardedState& state) {
   const EntryIndex index = number_entries(state, nullptr);
   Snapshot s;
+  int64_t bytes = 0;
   for (const StateEntry& e : state) {
     if (!e.writer || e.elements.empty()) continue;
-    s.records.push_back({.entry = index.at({e.tensor, e.field}), .elements = e.elements, .offset = s.bytes});
-    s.bytes += e.elements.size() * size_of(e.dtype);
+    s.records.push_back(
+        {.entry = index.at({e.tensor, e.field}), .elements = e.elements, .offset = bytes});
+    bytes += e.elements.size() * size_of(e.dtype);
   }
-  s.data = std::make_unique_for_overwrite<std::byte[]>(s.bytes);
+  s.data = PageBuffer(bytes);
   size_t next = 0;
   for (const StateEntry& e : state) {
     if (!e.writer || e.elements.empty()) continue;
     const Record& r = s.records[next++];
-    const int64_t found = copy_scanned(e, s.data.get() + r.offset);
+    const int64_t found = copy_scanned(e, s.data.data() + r.offset);
     if (found >= 0) s.non_finite.push_back({.entry = r.entry, .element = e.elements.begin + found});
   }
   return s;

@@ -1,28 +1,25 @@
 // A rank's copy of what it writes to a checkpoint, taken while training waits.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
-#include <span>
 #include <vector>
 
 #include "dovetail/checkpoint/manifest.h"
+#include "dovetail/checkpoint/page_buffer.h"
 #include "dovetail/storage/state_entry.h"
 
 namespace dovetail {
 
-// What the state holds, in the order of first appearance: equal on all ranks. Throws ConfigError where two entries of one
-// tensor and field differ in shape or dtype, or where an interval lies outside of its tensor.
+// What the state holds, in the order of first appearance: equal on all ranks. Throws ConfigError
+// where two entries of one tensor and field differ in shape or dtype, or where an interval lies
+// outside of its tensor.
 std::vector<StoredEntry> schema_of(const ShardedState& state);
 
 struct Snapshot {
-  std::unique_ptr<std::byte[]> data;   // the data file's bytes
-  int64_t bytes = 0;
-  std::vector<Record> records;         // of entries in schema order, one per non-empty writer entry of the state
-  std::vector<NonFinite> non_finite;   // at most one per record; floating-point entries only
-
-  std::span<const std::byte> span() const { return {data.get(), static_cast<size_t>(bytes)}; }
+  PageBuffer data;  // the data file's bytes
+  std::vector<Record>
+      records;  // of entries in schema order, one per non-empty writer entry of the state
+  std::vector<NonFinite> non_finite;  // at most one per record; floating-point entries only
 };
 
 // One copy of the entries that this rank writes, at memory speed.

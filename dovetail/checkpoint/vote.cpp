@@ -28,10 +28,12 @@ Ballot attempt(const std::function<std::string()>& body) {
   }
 }
 
-std::vector<Ballot> vote(comm::Group& world, const Ballot& mine, int64_t step, std::string_view label) {
+std::vector<Ballot> vote(comm::Group& world, const Ballot& mine, int64_t step,
+                         std::string_view label) {
   const std::string message = static_cast<char>(mine.says) + mine.text;
-  const auto all = world.gather_bytes(std::as_bytes(std::span(message)),
-                                      {.phase = comm::Phase::state, .unit = -1, .step = step, .label = label});
+  const auto all =
+      world.gather_bytes(std::as_bytes(std::span(message)),
+                         {.phase = comm::Phase::state, .unit = -1, .step = step, .label = label});
   std::vector<Ballot> ballots;
   for (const auto& bytes : all) {
     DT_CHECK(!bytes.empty(), "an empty ballot");
@@ -41,22 +43,42 @@ std::vector<Ballot> vote(comm::Group& world, const Ballot& mine, int64_t step, s
   return ballots;
 }
 
-void throw_if_failed(const std::vector<Ballot>& ballots, const comm::Group& world, std::string_view what) {
+void throw_if_failed(const std::vector<Ballot>& ballots, const comm::Group& world,
+                     std::string_view what) {
   const auto first = std::ranges::find_if(ballots, &Ballot::failed);
   if (first == ballots.end()) return;
-  const auto others = std::count_if(first + 1, ballots.end(), [](const Ballot& b) { return b.failed(); });
-  const std::string text = fmt::format("{}: rank {}: {}{}", what, world.global_ranks()[first - ballots.begin()], first->text,
-                                       others > 0 ? fmt::format(" (and faults on {} other ranks)", others) : "");
+  const auto others =
+      std::count_if(first + 1, ballots.end(), [](const Ballot& b) { return b.failed(); });
+  const std::string text = fmt::format(
+      "{}: rank {}: {}{}", what, world.global_ranks()[first - ballots.begin()], first->text,
+      others > 0 ? fmt::format(" (and faults on {} other ranks)", others) : "");
   if (first->says == Ballot::Says::file_fault) throw FileError(text);
   if (first->says == Ballot::Says::config_fault) throw ConfigError(text);
   throw Error(text);
 }
 
 bool any_running(const std::vector<Ballot>& ballots) {
-  return std::ranges::any_of(ballots, [](const Ballot& b) { return b.says == Ballot::Says::running; });
+  return std::ranges::any_of(ballots,
+                             [](const Ballot& b) { return b.says == Ballot::Says::running; });
 }
 
-bool any_failed(const std::vector<Ballot>& ballots) { return std::ranges::any_of(ballots, &Ballot::failed); }
+bool any_failed(const std::vector<Ballot>& ballots) {
+  return std::ranges::any_of(ballots, &Ballot::failed);
+}
+
+std::vector<Ballot> vote_when_ended(comm::Group& world, BackgroundTask& task, int64_t step,
+                                    std::string_view label) {
+  for (;;) {
+    Ballot mine;
+    if (!task.wait_for(work_slice(world))) {
+      mine.says = Ballot::Says::running;
+    } else if (task.error()) {
+      mine = fault_ballot(task.error());
+    }
+    auto ballots = vote(world, mine, step, label);
+    if (!any_running(ballots)) return ballots;
+  }
+}
 
 std::chrono::milliseconds work_slice(const comm::Group& world) {
   return std::clamp<std::chrono::milliseconds>(world.deadline() / 4, std::chrono::milliseconds(1),

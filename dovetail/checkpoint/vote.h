@@ -1,4 +1,5 @@
-// Votes of all ranks: everyone learns what everyone says, and faults become the same error everywhere.
+// Votes of all ranks: everyone learns what everyone says, and faults become the same error
+// everywhere.
 #pragma once
 
 #include <chrono>
@@ -8,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "dovetail/checkpoint/background.h"
 #include "dovetail/comm/group.h"
 
 namespace dovetail {
@@ -21,7 +23,7 @@ struct Ballot {
     fault = 'x',         // any other
   };
   Says says = Says::done;
-  std::string text;      // the fault, or whatever goes with the vote
+  std::string text;  // the fault, or whatever goes with the vote
 
   bool failed() const { return says != Says::done && says != Says::running; }
 };
@@ -33,12 +35,20 @@ Ballot fault_ballot(const std::exception_ptr& error);
 Ballot attempt(const std::function<std::string()>& body);
 
 // Collective. Ballots in rank order; one control message per pair of ranks.
-std::vector<Ballot> vote(comm::Group& world, const Ballot& mine, int64_t step, std::string_view label);
+std::vector<Ballot> vote(comm::Group& world, const Ballot& mine, int64_t step,
+                         std::string_view label);
 
-// Throws the error of the first rank that failed, if any did: "rank 2: ...", with the number of others.
-void throw_if_failed(const std::vector<Ballot>& ballots, const comm::Group& world, std::string_view what);
+// Throws the error of the first rank that failed, if any did: "rank 2: ...", with the number of
+// others.
+void throw_if_failed(const std::vector<Ballot>& ballots, const comm::Group& world,
+                     std::string_view what);
 bool any_running(const std::vector<Ballot>& ballots);
 bool any_failed(const std::vector<Ballot>& ballots);
+
+// Collective. Waits for the tasks of all ranks, voting often enough that none is taken for dead;
+// the ballots say how each ended.
+std::vector<Ballot> vote_when_ended(comm::Group& world, BackgroundTask& task, int64_t step,
+                                    std::string_view label);
 
 // The longest that a rank may work between two votes, so that the others do not take it for dead.
 std::chrono::milliseconds work_slice(const comm::Group& world);

@@ -1,10 +1,10 @@
 #include "dovetail/checkpoint/writer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
-
-#include <fmt/ranges.h>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/hash.h"
@@ -22,8 +22,9 @@ double now() {
 std::string terms_of(const Manifest& m) {
   const TrainingState& t = m.training;
   const auto quote = [](const std::string& words) { return nlohmann::json(words).dump(); };
-  std::string text = fmt::format("step {}\ndegrees {}\nplan {:016x}\noptimizer {}\nconfig {}\ntrainer {}\n", t.step,
-                                 t.degrees, t.plan_hash, quote(t.optimizer), quote(t.config), t.trainer);
+  std::string text =
+      fmt::format("step {}\ndegrees {}\nplan {:016x}\noptimizer {}\nconfig {}\ntrainer {}\n",
+                  t.step, t.degrees, t.plan_hash, quote(t.optimizer), quote(t.config), t.trainer);
   for (const StoredEntry& e : m.entries)
     text += fmt::format("{} {} [{}]\n", e.name(), name_of(e.dtype), fmt::join(e.shape, ", "));
   for (const TensorAlias& a : m.aliases) text += fmt::format("alias {} of {}\n", a.alias, a.tensor);
@@ -45,13 +46,14 @@ std::string first_difference(std::string_view a, std::string_view b) {
   return "nothing";
 }
 
-void write_data(FileSystem& files, const std::string& folder, const Snapshot& snapshot, DataFile& file,
-                const std::atomic<bool>& cancelled) {
+void write_data(FileSystem& files, const std::string& folder, const Snapshot& snapshot,
+                DataFile& file, const std::atomic<bool>& cancelled) {
   if (file.name.empty()) return;
   const auto output = files.create(folder + "/" + file.name);
-  for (int64_t at = 0; at < snapshot.bytes; at += kChunkBytes) {
+  for (int64_t at = 0; at < snapshot.data.size(); at += kChunkBytes) {
     if (cancelled) raise<FileError>("{}/{}: writing was given up", folder, file.name);
-    const auto chunk = snapshot.span().subspan(at, std::min(kChunkBytes, snapshot.bytes - at));
+    const auto chunk =
+        snapshot.data.span().subspan(at, std::min(kChunkBytes, snapshot.data.size() - at));
     file.checksums.push_back(hash64(chunk));
     output->write(chunk);
   }
@@ -62,35 +64,51 @@ void write_data(FileSystem& files, const std::string& folder, const Snapshot& sn
 void refuse_non_finite(const Manifest& manifest, const Snapshot& snapshot) {
   if (snapshot.non_finite.empty()) return;
   const NonFinite& first = snapshot.non_finite.front();
-  raise<FileError>("{}: element {} is not finite{}; not saved", manifest.entries[first.entry].name(), first.element,
-                   snapshot.non_finite.size() > 1 ? fmt::format(" (nor are elements of {} other runs)",
-                                                                snapshot.non_finite.size() - 1) : "");
+  raise<FileError>(
+      "{}: element {} is not finite{}; not saved", manifest.entries[first.entry].name(),
+      first.element,
+      snapshot.non_finite.size() > 1
+          ? fmt::format(" (nor are elements of {} other runs)", snapshot.non_finite.size() - 1)
+          : "");
+}
+
+void check(const WriterOptions& options) {
+  if (options.folder.empty()) raise<ConfigError>("checkpoint folder: no name given");
+  if (options.keep < 0)
+    raise<ConfigError>("checkpoints to keep: wanted 0 or more, got {}", options.keep);
+  if (options.vote_every < 1)
+    raise<ConfigError>("vote_every: wanted 1 or more, got {}", options.vote_every);
 }
 
 }  // namespace
 
 CheckpointWriter::CheckpointWriter(comm::Group& world, WriterOptions options)
-    : world_(world), options_(std::move(options)), files_(options_.files ? options_.files : make_disk()) {
-  const Ballot mine = attempt([&] {
-    if (options_.folder.empty()) raise<ConfigError>("checkpoint folder: no name given");
-    if (options_.keep < 0) raise<ConfigError>("checkpoints to keep: wanted 0 or more, got {}", options_.keep);
-    if (options_.vote_every < 1) raise<ConfigError>("vote_every: wanted 1 or more, got {}", options_.vote_every);
-    if (world_.rank() == 0) {
-      files_->create_folder(options_.folder);
-      leftovers_ = remove_leftovers(*files_, options_.folder);
-    }
-    return std::string();
+    : world_(world),
+      options_(std::move(options)),
+      files_(options_.files ? options_.files : make_disk()) {
+  task_.start([this](const std::atomic<bool>&) {
+    check(options_);
+    if (world_.rank() != 0) return;
+    files_->create_folder(options_.folder);
+    leftovers_ = remove_leftovers(*files_, options_.folder);
   });
-  throw_if_failed(vote(world_, mine, 0, "checkpoint folder"), world_, "checkpoint folder");
+  throw_if_failed(vote_when_ended(world_, task_, 0, "checkpoint folder"), world_,
+                  "checkpoint folder");
 }
 
 CheckpointWriter::~CheckpointWriter() = default;
 
-std::string CheckpointWriter::prepare(const ShardedState& state, const std::vector<TensorAlias>& aliases,
+std::string CheckpointWriter::prepare(const ShardedState& state,
+                                      const std::vector<TensorAlias>& aliases,
                                       const TrainingState& training) {
   check_json_object(training.trainer, "training state");
-  manifest_ = {.training = training, .world = world_.size(), .chunk_bytes = kChunkBytes, .entries = schema_of(state),
-               .aliases = aliases, .files = {}, .non_finite = {}};
+  manifest_ = {.training = training,
+               .world = world_.size(),
+               .chunk_bytes = kChunkBytes,
+               .entries = schema_of(state),
+               .aliases = aliases,
+               .files = {},
+               .non_finite = {}};
   snapshot_ = take_snapshot(state);
   snapshot_seconds_ = now() - begun_;
   if (options_.non_finite == NonFinitePolicy::refuse) refuse_non_finite(manifest_, snapshot_);
@@ -121,12 +139,14 @@ void CheckpointWriter::agree(const std::vector<Ballot>& ballots) {
   std::vector<uint64_t> terms;
   for (const Ballot& b : ballots) terms.push_back(nlohmann::json::parse(b.text).at("terms"));
   if (std::ranges::adjacent_find(terms, std::ranges::not_equal_to{}) != terms.end()) {
-    const auto texts = vote(world_, {Ballot::Says::done, terms_of(manifest_)}, manifest_.training.step, "checkpoint terms");
+    const auto texts = vote(world_, {Ballot::Says::done, terms_of(manifest_)},
+                            manifest_.training.step, "checkpoint terms");
     const Ballot mine = attempt([&]() -> std::string {
       for (size_t i = 1; i < texts.size(); ++i)
         if (texts[i].text != texts[0].text)
-          raise<ConfigError>("ranks {} and {} do not save the same thing: {}", world_.global_ranks()[0],
-                             world_.global_ranks()[i], first_difference(texts[0].text, texts[i].text));
+          raise<ConfigError>("ranks {} and {} do not save the same thing: {}",
+                             world_.global_ranks()[0], world_.global_ranks()[i],
+                             first_difference(texts[0].text, texts[i].text));
       return {};
     });
     abandon(std::vector<Ballot>(world_.size(), mine));
@@ -135,13 +155,16 @@ void CheckpointWriter::agree(const std::vector<Ballot>& ballots) {
 }
 
 void CheckpointWriter::start_writing() {
-  file_ = {.name = snapshot_.bytes > 0 ? fmt::format("rank-{:05}.bin", world_.rank()) : "",
-           .bytes = snapshot_.bytes, .checksums = {}, .records = snapshot_.records};
+  file_ = {.name = snapshot_.data.size() > 0 ? fmt::format("rank-{:05}.bin", world_.rank()) : "",
+           .bytes = snapshot_.data.size(),
+           .checksums = {},
+           .records = snapshot_.records};
   stage_ = Stage::writing;
   polls_ = 0;
-  task_.start([this, folder = writing_path(options_.folder, name_)](const std::atomic<bool>& cancelled) {
-    write_data(*files_, folder, snapshot_, file_, cancelled);
-  });
+  task_.start(
+      [this, folder = writing_path(options_.folder, name_)](const std::atomic<bool>& cancelled) {
+        write_data(*files_, folder, snapshot_, file_, cancelled);
+      });
 }
 
 Ballot CheckpointWriter::ballot() {
@@ -161,16 +184,21 @@ Ballot CheckpointWriter::ballot() {
 }
 
 bool CheckpointWriter::advance() {
-  const auto ballots = vote(world_, ballot(), manifest_.training.step,
-                            stage_ == Stage::writing ? "checkpoint written" : "checkpoint complete");
+  const auto ballots =
+      vote(world_, ballot(), manifest_.training.step,
+           stage_ == Stage::writing ? "checkpoint written" : "checkpoint complete");
   if (any_failed(ballots)) abandon(ballots);
   if (any_running(ballots)) return false;
   if (stage_ == Stage::writing) {
     start_commit(ballots);
     return false;
   }
-  SavedCheckpoint saved{.path = options_.folder + "/" + name_, .step = manifest_.training.step, .bytes = 0,
-                        .snapshot_seconds = snapshot_seconds_, .total_seconds = now() - begun_, .cleanup_fault = {}};
+  SavedCheckpoint saved{.path = options_.folder + "/" + name_,
+                        .step = manifest_.training.step,
+                        .bytes = 0,
+                        .snapshot_seconds = snapshot_seconds_,
+                        .total_seconds = now() - begun_,
+                        .cleanup_fault = {}};
   for (const Ballot& b : ballots) {
     const auto text = nlohmann::json::parse(b.text);
     saved.bytes += text.at("bytes").get<int64_t>();
@@ -188,20 +216,30 @@ std::vector<std::string> CheckpointWriter::collect_shares(const std::vector<Ball
   std::vector<comm::Send> sends;
   std::vector<comm::Receive> receives;
   if (world_.rank() == 0) {
-    for (const Ballot& b : ballots) shares.emplace_back(nlohmann::json::parse(b.text).at("share").get<size_t>(), '\0');
+    for (const Ballot& b : ballots)
+      shares.emplace_back(nlohmann::json::parse(b.text).at("share").get<size_t>(), '\0');
     shares[0] = share_;
-    for (int r = 1; r < world_.size(); ++r) receives.push_back({r, std::as_writable_bytes(std::span(shares[r]))});
+    for (int r = 1; r < world_.size(); ++r)
+      receives.push_back({r, std::as_writable_bytes(std::span(shares[r]))});
   } else {
     sends.push_back({0, std::as_bytes(std::span(share_))});
   }
-  world_.exchange(sends, receives, {.phase = comm::Phase::state, .unit = -1, .step = manifest_.training.step,
-                                    .label = "checkpoint records"})->wait();
+  world_
+      .exchange(sends, receives,
+                {.phase = comm::Phase::state,
+                 .unit = -1,
+                 .step = manifest_.training.step,
+                 .label = "checkpoint records"})
+      ->wait();
   return shares;
 }
 
 void CheckpointWriter::start_commit(const std::vector<Ballot>& ballots) {
-  CommitRequest request{.folder = options_.folder, .name = name_, .manifest = manifest_,
-                        .shares = collect_shares(ballots), .keep = options_.keep};
+  CommitRequest request{.folder = options_.folder,
+                        .name = name_,
+                        .manifest = manifest_,
+                        .shares = collect_shares(ballots),
+                        .keep = options_.keep};
   stage_ = Stage::committing;
   cleanup_fault_.clear();
   if (world_.rank() == 0)
@@ -211,22 +249,22 @@ void CheckpointWriter::start_commit(const std::vector<Ballot>& ballots) {
 }
 
 void CheckpointWriter::abandon(const std::vector<Ballot>& ballots) {
-  task_.cancel();
+  const int64_t step = manifest_.training.step;
+  task_.ask_to_stop();
+  vote_when_ended(world_, task_, step, "checkpoint given up");
   stage_ = Stage::idle;
   snapshot_ = {};
   share_.clear();
-  // Once all have stopped writing, the folder can go.
-  vote(world_, {Ballot::Says::done, ""}, manifest_.training.step, "checkpoint given up");
+  // All have stopped writing: the folder can go.
+  task_.start([this, remove = std::exchange(folder_made_, false)](const std::atomic<bool>&) {
+    if (remove) files_->remove_folder(writing_path(options_.folder, name_));
+  });
   std::string more;
-  if (std::exchange(folder_made_, false)) {
-    try {
-      files_->remove_folder(writing_path(options_.folder, name_));
-    } catch (const FileError& e) {
-      more = fmt::format("; its folder is left: {}", e.what());
-    }
-  }
-  throw_if_failed(ballots, world_, fmt::format("checkpoint of step {} was not written, earlier ones are untouched{}",
-                                               manifest_.training.step, more));
+  for (const Ballot& b : vote_when_ended(world_, task_, step, "checkpoint folder removed"))
+    if (b.failed()) more = "; its folder is left: " + b.text;
+  throw_if_failed(ballots, world_,
+                  fmt::format("checkpoint of step {} was not written, earlier ones are untouched{}",
+                              step, more));
   raise<InvariantError>("a checkpoint was abandoned without a fault");
 }
 

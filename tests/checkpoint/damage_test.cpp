@@ -44,41 +44,69 @@ struct Damage {
 std::ostream& operator<<(std::ostream& out, const Damage& d) { return out << d.name; }
 
 const std::vector<Damage> kDamages{
-    {"ManifestGone", [](const std::string& f) { fs::remove(f + "/manifest.json"); }, "/manifest.json", "cannot open"},
-    {"ManifestCut", [](const std::string& f) { fs::resize_file(f + "/manifest.json", fs::file_size(f + "/manifest.json") / 2); },
+    {"ManifestGone", [](const std::string& f) { fs::remove(f + "/manifest.json"); },
+     "/manifest.json", "cannot open"},
+    {"ManifestCut",
+     [](const std::string& f) {
+       fs::resize_file(f + "/manifest.json", fs::file_size(f + "/manifest.json") / 2);
+     },
      "/manifest.json", "bytes after the first line"},
-    {"ManifestEmpty", [](const std::string& f) { fs::resize_file(f + "/manifest.json", 0); }, "/manifest.json", "no seal"},
-    {"ManifestAltered", [](const std::string& f) { replace_text(f + "/manifest.json", "\"scale\"", "\"scala\""); },
+    {"ManifestEmpty", [](const std::string& f) { fs::resize_file(f + "/manifest.json", 0); },
+     "/manifest.json", "no seal"},
+    {"ManifestAltered",
+     [](const std::string& f) { replace_text(f + "/manifest.json", "\"scale\"", "\"scala\""); },
      "/manifest.json", "checksum"},
-    {"ManifestOfAnotherStep", [](const std::string& f) {
-       fs::copy_file(f + "/../other/step-00000030/manifest.json", f + "/manifest.json", fs::copy_options::overwrite_existing);
-     }, "/manifest.json", "wanted step 20, got 30"},
-    {"FileGone", [](const std::string& f) { fs::remove(f + "/rank-00001.bin"); }, "/rank-00001.bin", "cannot open"},
-    {"FileCutInHalf", [](const std::string& f) { fs::resize_file(f + "/rank-00001.bin", fs::file_size(f + "/rank-00001.bin") / 2); },
+    {"ManifestOfAnotherStep",
+     [](const std::string& f) {
+       fs::copy_file(f + "/../other/step-00000030/manifest.json", f + "/manifest.json",
+                     fs::copy_options::overwrite_existing);
+     },
+     "/manifest.json", "wanted step 20, got 30"},
+    {"FileGone", [](const std::string& f) { fs::remove(f + "/rank-00001.bin"); }, "/rank-00001.bin",
+     "cannot open"},
+    {"FileCutInHalf",
+     [](const std::string& f) {
+       fs::resize_file(f + "/rank-00001.bin", fs::file_size(f + "/rank-00001.bin") / 2);
+     },
      "/rank-00001.bin", "bytes, got"},
-    {"FileLonger", [](const std::string& f) { fs::resize_file(f + "/rank-00001.bin", fs::file_size(f + "/rank-00001.bin") + 1); },
+    {"FileLonger",
+     [](const std::string& f) {
+       fs::resize_file(f + "/rank-00001.bin", fs::file_size(f + "/rank-00001.bin") + 1);
+     },
      "/rank-00001.bin", "bytes, got"},
-    {"OneBitOfOneWeight", [](const std::string& f) { flip_bit(f + "/rank-00001.bin", 12345, 0); }, "/rank-00001.bin",
-     "bytes [0, 1048576) are damaged"},
-    {"LastBitOfAFile", [](const std::string& f) {
-       flip_bit(f + "/rank-00000.bin", static_cast<int64_t>(fs::file_size(f + "/rank-00000.bin")) - 1, 7);
-     }, "/rank-00000.bin", "are damaged"},
-    {"FileOfAnotherCheckpoint", [](const std::string& f) {
-       fs::copy_file(f + "/../other/step-00000030/rank-00001.bin", f + "/rank-00001.bin", fs::copy_options::overwrite_existing);
-     }, "/rank-00001.bin", "are damaged"},
-    {"FilesSwapped", [](const std::string& f) {
+    {"OneBitOfOneWeight", [](const std::string& f) { flip_bit(f + "/rank-00001.bin", 12345, 0); },
+     "/rank-00001.bin", "bytes [0, 1048576) are damaged"},
+    {"LastBitOfAFile",
+     [](const std::string& f) {
+       flip_bit(f + "/rank-00000.bin",
+                static_cast<int64_t>(fs::file_size(f + "/rank-00000.bin")) - 1, 7);
+     },
+     "/rank-00000.bin", "are damaged"},
+    {"FileOfAnotherCheckpoint",
+     [](const std::string& f) {
+       fs::copy_file(f + "/../other/step-00000030/rank-00001.bin", f + "/rank-00001.bin",
+                     fs::copy_options::overwrite_existing);
+     },
+     "/rank-00001.bin", "are damaged"},
+    {"FilesSwapped",
+     [](const std::string& f) {
        fs::rename(f + "/rank-00000.bin", f + "/x");
        fs::rename(f + "/rank-00001.bin", f + "/rank-00000.bin");
        fs::rename(f + "/x", f + "/rank-00001.bin");
-     }, "/rank-0000", "are damaged"},
-    {"FileIsAFolder", [](const std::string& f) {
+     },
+     "/rank-0000", "are damaged"},
+    {"FileIsAFolder",
+     [](const std::string& f) {
        fs::remove(f + "/rank-00001.bin");
        fs::create_directory(f + "/rank-00001.bin");
-     }, "/rank-00001.bin", "got"},
-    {"FolderUnreadable", [](const std::string& f) {
+     },
+     "/rank-00001.bin", "got"},
+    {"FolderUnreadable",
+     [](const std::string& f) {
        fs::remove_all(f);
        fs::create_symlink(fs::path(f).filename(), f);  // a link to itself
-     }, "/manifest.json", "cannot open"},
+     },
+     "/manifest.json", "cannot open"},
 };
 
 class Refused : public testing::TestWithParam<Damage> {
@@ -87,7 +115,8 @@ class Refused : public testing::TestWithParam<Damage> {
   static Shard half(const std::vector<EntrySpec>& model, const comm::Group& group) {
     std::vector<Interval> intervals;
     for (const EntrySpec& e : model)
-      intervals.push_back({e.numel() * group.rank() / group.size(), e.numel() * (group.rank() + 1) / group.size()});
+      intervals.push_back(
+          {e.numel() * group.rank() / group.size(), e.numel() * (group.rank() + 1) / group.size()});
     return Shard(model, intervals, group.rank());
   }
 
@@ -102,7 +131,8 @@ class Refused : public testing::TestWithParam<Damage> {
   }
 
   static std::vector<EntrySpec> model() {
-    return {{"embed", "weight", {1000, 300}, DType::f32}, {"embed", "adamw.exp_avg", {1000, 300}, DType::f32},
+    return {{"embed", "weight", {1000, 300}, DType::f32},
+            {"embed", "adamw.exp_avg", {1000, 300}, DType::f32},
             {"scale", "weight", {2}, DType::f32}};
   }
 
@@ -122,7 +152,9 @@ TEST_P(Refused, OnAllRanksBeforeAnythingChanged) {
     const auto before = shard.bytes();
     const std::string text = message_of<FileError>(
         [&] { load_checkpoint(folder_ / "step-00000020", shard.state(), {}, group); });
-    EXPECT_THAT(text, AllOf(HasSubstr("step-00000020" + GetParam().file), HasSubstr(GetParam().reason))) << group.rank();
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("step-00000020" + GetParam().file), HasSubstr(GetParam().reason)))
+        << group.rank();
     EXPECT_EQ(shard.bytes(), before);
     group.barrier({});
   });
@@ -141,7 +173,8 @@ TEST_P(Refused, TheOneBeforeIsLoadedAndTheReasonTold) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Damages, Refused, testing::ValuesIn(kDamages), [](const auto& i) { return i.param.name; });
+INSTANTIATE_TEST_SUITE_P(Damages, Refused, testing::ValuesIn(kDamages),
+                         [](const auto& i) { return i.param.name; });
 
 TEST(Damage, VerifyFindsEveryDamagedChunkAndSaysWhatLiesThere) {
   const TempFolder folder;
@@ -151,10 +184,12 @@ TEST(Damage, VerifyFindsEveryDamagedChunkAndSaysWhatLiesThere) {
   const Checkpoint checkpoint(folder / "step-00000020");
   const auto faults = verify(checkpoint);
   ASSERT_EQ(faults.size(), 2u);
-  EXPECT_THAT(faults[0], AllOf(HasSubstr("[1048576, 2097152)"), HasSubstr("embed (weight), embed (adamw.exp_avg)")));
+  EXPECT_THAT(faults[0], AllOf(HasSubstr("[1048576, 2097152)"),
+                               HasSubstr("embed (weight), embed (adamw.exp_avg)")));
   EXPECT_THAT(describe_verification(checkpoint), HasSubstr("damaged:"));
   comm::spawn(3, [&](comm::Group& group) {
-    EXPECT_THAT(message_of<FileError>([&] { verify(checkpoint, group); }), HasSubstr("rank-00000.bin"));
+    EXPECT_THAT(message_of<FileError>([&] { verify(checkpoint, group); }),
+                HasSubstr("rank-00000.bin"));
     group.barrier({});
   });
 }
@@ -169,14 +204,21 @@ TEST(Damage, SealedManifestThatContradictsItselfIsRefused) {
     change(m);
     return message_of<FileError>([&] { parse_manifest(to_text(m), "the-file"); });
   };
-  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records.pop_back(); }), HasSubstr("were written by no rank"));
-  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records.push_back(m.files[0].records[0]); }), HasSubstr("were written twice"));
-  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records[0].offset = m.files[0].bytes; }), HasSubstr("outside of"));
-  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records[0].entry = 99; }), HasSubstr("entry number 99"));
-  EXPECT_THAT(reason([](Manifest& m) { m.files[0].name = "../x"; }), HasSubstr("the-file: \"../x\" is not the name"));
+  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records.pop_back(); }),
+              HasSubstr("were written by no rank"));
+  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records.push_back(m.files[0].records[0]); }),
+              HasSubstr("were written twice"));
+  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records[0].offset = m.files[0].bytes; }),
+              HasSubstr("outside of"));
+  EXPECT_THAT(reason([](Manifest& m) { m.files[0].records[0].entry = 99; }),
+              HasSubstr("entry number 99"));
+  EXPECT_THAT(reason([](Manifest& m) { m.files[0].name = "../x"; }),
+              HasSubstr("the-file: \"../x\" is not the name"));
   EXPECT_THAT(reason([](Manifest& m) { m.files[0].checksums.pop_back(); }), HasSubstr("checksums"));
-  EXPECT_THAT(reason([](Manifest& m) { m.entries.push_back(m.entries[0]); }), HasSubstr("listed twice"));
-  EXPECT_THAT(reason([](Manifest& m) { m.aliases[0].tensor = "nobody"; }), HasSubstr("unknown tensor nobody"));
+  EXPECT_THAT(reason([](Manifest& m) { m.entries.push_back(m.entries[0]); }),
+              HasSubstr("listed twice"));
+  EXPECT_THAT(reason([](Manifest& m) { m.aliases[0].tensor = "nobody"; }),
+              HasSubstr("unknown tensor nobody"));
 }
 
 TEST(Damage, AVersionFromTheFutureIsNamed) {
@@ -186,8 +228,9 @@ TEST(Damage, AVersionFromTheFutureIsNamed) {
   const size_t line = text.find('\n');
   std::string content = text.substr(line + 1);
   content.replace(content.find("\"version\":1"), 11, "\"version\":2");
-  const std::string seal = fmt::format("{{\"seal\":\"xxh3-64\",\"checksum\":\"{:016x}\",\"bytes\":{},\"manifest\":\n",
-                                       hash64(content), content.size());
+  const std::string seal =
+      fmt::format("{{\"seal\":\"xxh3-64\",\"checksum\":\"{:016x}\",\"bytes\":{},\"manifest\":\n",
+                  hash64(content), content.size());
   EXPECT_THAT(message_of<FileError>([&] { parse_manifest(seal + content, "m.json"); }),
               HasSubstr("m.json: wanted version 1, got 2"));
 }
@@ -227,8 +270,9 @@ TEST(Damage, NoSoundCheckpointListsAllReasons) {
   flip_bit(folder / "step-00000020/rank-00000.bin", 5, 5);
   comm::spawn(2, [&](comm::Group& group) {
     Shard shard = random_shard(usual_model(), group, 1);
-    EXPECT_THAT(message_of<FileError>([&] { load_newest(folder.path(), shard.state(), {}, group); }),
-                AllOf(HasSubstr("step-00000010/manifest.json"), HasSubstr("step-00000020/rank-00000.bin")));
+    EXPECT_THAT(
+        message_of<FileError>([&] { load_newest(folder.path(), shard.state(), {}, group); }),
+        AllOf(HasSubstr("step-00000010/manifest.json"), HasSubstr("step-00000020/rank-00000.bin")));
     group.barrier({});
     EXPECT_FALSE(load_newest(folder / "nowhere", shard.state(), {}, group));
   });

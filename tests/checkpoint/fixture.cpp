@@ -47,18 +47,24 @@ std::vector<EntrySpec> usual_model() {
 void put_value(DType dtype, uint64_t seed, int64_t entry, int64_t element, std::byte* to) {
   const int64_t key[2] = {entry, element};
   uint64_t bits = hash64(std::as_bytes(std::span(key)), seed);
-  if (dtype == DType::f32) bits &= 0xbfffffffu;   // the exponent is never all ones
+  if (dtype == DType::f32) bits &= 0xbfffffffu;  // the exponent is never all ones
   if (dtype == DType::bf16) bits &= 0xbfffu;
   std::memcpy(to, &bits, size_of(dtype));
 }
 
-Shard::Shard(const std::vector<EntrySpec>& model, const std::vector<Interval>& intervals, int rank) : model_(model) {
+Shard::Shard(const std::vector<EntrySpec>& model, const std::vector<Interval>& intervals, int rank)
+    : model_(model) {
   for (size_t i = 0; i < model.size(); ++i) {
     const EntrySpec& e = model[i];
     const Interval held = e.replicated ? Interval{0, e.numel()} : intervals[i];
     memory_.emplace_back(held.size() * size_of(e.dtype));
-    state_.push_back({.tensor = e.tensor, .field = e.field, .shape = e.shape, .dtype = e.dtype, .elements = held,
-                      .data = memory_.back().data(), .writer = !e.replicated || rank == 0});
+    state_.push_back({.tensor = e.tensor,
+                      .field = e.field,
+                      .shape = e.shape,
+                      .dtype = e.dtype,
+                      .elements = held,
+                      .data = memory_.back().data(),
+                      .writer = !e.replicated || rank == 0});
   }
 }
 
@@ -66,7 +72,8 @@ void Shard::fill(uint64_t seed) {
   for (size_t i = 0; i < state_.size(); ++i) {
     const StateEntry& e = state_[i];
     for (int64_t k = 0; k < e.elements.size(); ++k)
-      put_value(e.dtype, seed, static_cast<int64_t>(i), e.elements.begin + k, e.data + k * size_of(e.dtype));
+      put_value(e.dtype, seed, static_cast<int64_t>(i), e.elements.begin + k,
+                e.data + k * size_of(e.dtype));
   }
 }
 
@@ -91,13 +98,15 @@ std::vector<std::byte> Shard::bytes() const {
   return all;
 }
 
-std::vector<Interval> random_intervals(const std::vector<EntrySpec>& model, int world, int rank, uint64_t seed) {
+std::vector<Interval> random_intervals(const std::vector<EntrySpec>& model, int world, int rank,
+                                       uint64_t seed) {
   std::mt19937_64 random(seed * 1000 + world);
   std::vector<Interval> mine;
   for (const EntrySpec& e : model) {
     std::vector<int64_t> cuts{0, e.numel()};
     for (int i = 1; i < world; ++i)
-      cuts.push_back(random() % 3 == 0 ? cuts[random() % cuts.size()] : static_cast<int64_t>(random() % (e.numel() + 1)));
+      cuts.push_back(random() % 3 == 0 ? cuts[random() % cuts.size()]
+                                       : static_cast<int64_t>(random() % (e.numel() + 1)));
     std::ranges::sort(cuts);
     std::vector<int> order(world);
     for (int i = 0; i < world; ++i) order[i] = i;
@@ -112,8 +121,12 @@ Shard random_shard(const std::vector<EntrySpec>& model, const comm::Group& world
 }
 
 TrainingState usual_training(int64_t step) {
-  return {.step = step, .degrees = "1,1,1", .plan_hash = 0xfedcba9876543210u, .optimizer = "adamw lr=1e-3\nclip",
-          .config = "[model]\nname = \"tiny\"\n", .trainer = R"({"position":[3,17],"seed":18446744073709551615})"};
+  return {.step = step,
+          .degrees = "1,1,1",
+          .plan_hash = 0xfedcba9876543210u,
+          .optimizer = "adamw lr=1e-3\nclip",
+          .config = "[model]\nname = \"tiny\"\n",
+          .trainer = R"({"position":[3,17],"seed":18446744073709551615})"};
 }
 
 void save(const std::string& folder, int world, int64_t step, WriterOptions options,
@@ -159,7 +172,8 @@ std::unique_ptr<OutputFile> WatchedDisk::create(const std::string& path) {
 
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
-  for (const auto& e : fs::directory_iterator(folder)) names.push_back(e.path().filename().string());
+  for (const auto& e : fs::directory_iterator(folder))
+    names.push_back(e.path().filename().string());
   std::ranges::sort(names);
   return names;
 }

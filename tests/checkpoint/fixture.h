@@ -1,4 +1,5 @@
-// A made-up model whose every value is known, held in arbitrary shards, and folders that vanish after the test.
+// A made-up model whose every value is known, held in arbitrary shards, and folders that vanish
+// after the test.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -39,7 +40,8 @@ struct EntrySpec {
   int64_t numel() const;
 };
 
-// Some chunks long: a scalar, tensors without elements, all dtypes, large and tiny tensors, a buffer.
+// Some chunks long: a scalar, tensors without elements, all dtypes, large and tiny tensors, a
+// buffer.
 std::vector<EntrySpec> usual_model();
 
 // The value of an element at a time: any bits of the dtype that are finite.
@@ -52,7 +54,7 @@ class Shard {
 
   const ShardedState& state() const { return state_; }
   ShardedState& state() { return state_; }
-  void fill(uint64_t seed);      // known values
+  void fill(uint64_t seed);  // known values
   void fill_byte(int value);
   // Entries whose bits are not those of the seed; empty when all are.
   std::vector<std::string> wrong_entries(uint64_t seed) const;
@@ -64,15 +66,17 @@ class Shard {
   ShardedState state_;
 };
 
-// Per entry, the interval of `rank`: random cuts, many of them empty, in random order of ranks. Equal calls on all ranks
-// give one partition.
-std::vector<Interval> random_intervals(const std::vector<EntrySpec>& model, int world, int rank, uint64_t seed);
+// Per entry, the interval of `rank`: random cuts, many of them empty, in random order of ranks.
+// Equal calls on all ranks give one partition.
+std::vector<Interval> random_intervals(const std::vector<EntrySpec>& model, int world, int rank,
+                                       uint64_t seed);
 
 Shard random_shard(const std::vector<EntrySpec>& model, const comm::Group& world, uint64_t seed);
 
 TrainingState usual_training(int64_t step);
 
-// Saves the model at a step (values of seed = step) from `world` ranks; a model that starts with "embed" ties "head" to it.
+// Saves the model at a step (values of seed = step) from `world` ranks; a model that starts with
+// "embed" ties "head" to it.
 void save(const std::string& folder, int world, int64_t step, WriterOptions options = {},
           const std::vector<EntrySpec>& model = usual_model());
 
@@ -92,7 +96,9 @@ std::string message_of(F&& f) {
 class DiskDouble : public FileSystem {
  public:
   void create_folder(const std::string& path) override { disk_->create_folder(path); }
-  std::unique_ptr<OutputFile> create(const std::string& path) override { return disk_->create(path); }
+  std::unique_ptr<OutputFile> create(const std::string& path) override {
+    return disk_->create(path);
+  }
   void rename(const std::string& from, const std::string& to) override { disk_->rename(from, to); }
   void sync_folder(const std::string& path) override { disk_->sync_folder(path); }
   void remove_folder(const std::string& path) override { disk_->remove_folder(path); }

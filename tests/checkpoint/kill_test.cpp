@@ -1,4 +1,5 @@
-// Processes killed at every step of writing, and at any time: the last complete checkpoint survives.
+// Processes killed at every step of writing, and at any time: the last complete checkpoint
+// survives.
 #include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -26,9 +27,15 @@ class KillingDisk final : public DiskDouble {
  public:
   explicit KillingDisk(int64_t point) : left_(point) {}
 
-  void create_folder(const std::string& path) override { around([&] { DiskDouble::create_folder(path); }); }
-  void rename(const std::string& from, const std::string& to) override { around([&] { DiskDouble::rename(from, to); }); }
-  void sync_folder(const std::string& path) override { around([&] { DiskDouble::sync_folder(path); }); }
+  void create_folder(const std::string& path) override {
+    around([&] { DiskDouble::create_folder(path); });
+  }
+  void rename(const std::string& from, const std::string& to) override {
+    around([&] { DiskDouble::rename(from, to); });
+  }
+  void sync_folder(const std::string& path) override {
+    around([&] { DiskDouble::sync_folder(path); });
+  }
   std::unique_ptr<OutputFile> create(const std::string& path) override {
     std::unique_ptr<OutputFile> file;
     around([&] { file = DiskDouble::create(path); });
@@ -46,7 +53,8 @@ class KillingDisk final : public DiskDouble {
  private:
   class File final : public OutputFile {
    public:
-    File(KillingDisk& disk, std::unique_ptr<OutputFile> file) : disk_(disk), file_(std::move(file)) {}
+    File(KillingDisk& disk, std::unique_ptr<OutputFile> file)
+        : disk_(disk), file_(std::move(file)) {}
     void write(std::span<const std::byte> bytes) override {
       file_->write(bytes.first(bytes.size() / 2));
       disk_.pass();
@@ -75,7 +83,8 @@ class KillingDisk final : public DiskDouble {
 };
 
 std::vector<EntrySpec> small_model() {
-  return {{"w", "weight", {400, 1000}, DType::f32}, {"w", "adamw.exp_avg", {400, 1000}, DType::f32},
+  return {{"w", "weight", {400, 1000}, DType::f32},
+          {"w", "adamw.exp_avg", {400, 1000}, DType::f32},
           {"scale", "weight", {}, DType::f32}};
 }
 
@@ -83,7 +92,8 @@ pid_t start_helper(const std::string& folder, int64_t point) {
   const std::string point_text = std::to_string(point);
   const pid_t child = fork();
   if (child == 0) {
-    execl("/proc/self/exe", "test_checkpoint", kHelperFlag, folder.c_str(), point_text.c_str(), nullptr);
+    execl("/proc/self/exe", "test_checkpoint", kHelperFlag, folder.c_str(), point_text.c_str(),
+          nullptr);
     _exit(127);
   }
   return child;
@@ -95,17 +105,21 @@ int64_t restart(const std::string& folder) {
   comm::spawn(3, [&](comm::Group& group) {
     Shard shard = random_shard(small_model(), group, 8);
     bool unfinished = false;
-    for (const auto& c : list_checkpoints(folder)) unfinished |= c.path.find("/.writing-") != std::string::npos;
+    for (const auto& c : list_checkpoints(folder))
+      unfinished |= c.path.find("/.writing-") != std::string::npos;
     group.barrier({});
     std::optional<LoadedCheckpoint> loaded;
     std::string reasons;
     try {
       loaded = load_newest(folder, shard.state(), {}, group);
-      if (loaded) reasons = fmt::format("{}", loaded->passed_over.empty() ? "" : loaded->passed_over[0]);
+      if (loaded)
+        reasons = fmt::format("{}", loaded->passed_over.empty() ? "" : loaded->passed_over[0]);
     } catch (const FileError& e) {
       reasons = e.what();  // killed before there was a first one
     }
-    EXPECT_EQ(unfinished, reasons.find("unfinished: its writing was broken off") != std::string::npos) << reasons;
+    EXPECT_EQ(unfinished,
+              reasons.find("unfinished: its writing was broken off") != std::string::npos)
+        << reasons;
     if (loaded) {
       EXPECT_THAT(shard.wrong_entries(loaded->training.step), IsEmpty());
       if (group.rank() == 0) step = loaded->training.step;

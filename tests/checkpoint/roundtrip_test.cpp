@@ -21,7 +21,8 @@ TEST_P(RoundTrip, EveryOtherWorldReadsTheSameBits) {
       comm::spawn(world, [&](comm::Group& group) {
         Shard shard = random_shard(usual_model(), group, 100 + split);
         shard.fill_byte(0xa5);
-        const TrainingState t = load_checkpoint(folder / "step-00000020", shard.state(), {{"head", "embed"}}, group);
+        const TrainingState t =
+            load_checkpoint(folder / "step-00000020", shard.state(), {{"head", "embed"}}, group);
         EXPECT_EQ(t, usual_training(20));
         EXPECT_THAT(shard.wrong_entries(20), IsEmpty()) << "world " << world << " split " << split;
       });
@@ -31,7 +32,8 @@ TEST_P(RoundTrip, EveryOtherWorldReadsTheSameBits) {
 
 TEST_P(RoundTrip, RanksWithNothingToWriteHaveNoFile) {
   const TempFolder folder;
-  const std::vector<EntrySpec> model{{"scale", "weight", {}, DType::f32}, {"none", "weight", {0}, DType::bf16}};
+  const std::vector<EntrySpec> model{{"scale", "weight", {}, DType::f32},
+                                     {"none", "weight", {0}, DType::bf16}};
   save(folder.path(), GetParam(), 1, {}, model);
   const Checkpoint checkpoint(folder / "step-00000001");
   EXPECT_EQ(checkpoint.manifest().files.size(), 1u);
@@ -71,7 +73,8 @@ TEST(RoundTrip, ReadsOnlyWhatTheRankNeeds) {
 class Mismatch : public testing::Test {
  protected:
   // The error of loading into a changed model; the state must not change.
-  std::string refused(const std::function<void(std::vector<EntrySpec>&)>& change, LoadFields fields = LoadFields::all) {
+  std::string refused(const std::function<void(std::vector<EntrySpec>&)>& change,
+                      LoadFields fields = LoadFields::all) {
     std::vector<EntrySpec> model = usual_model();
     change(model);
     std::string text;
@@ -79,8 +82,9 @@ class Mismatch : public testing::Test {
       Shard shard = random_shard(model, group, 3);
       shard.fill_byte(0x5a);
       const auto before = shard.bytes();
-      const std::string mine = message_of<ConfigError>(
-          [&] { load_checkpoint(folder_ / "step-00000020", shard.state(), {}, group, {.fields = fields}); });
+      const std::string mine = message_of<ConfigError>([&] {
+        load_checkpoint(folder_ / "step-00000020", shard.state(), {}, group, {.fields = fields});
+      });
       EXPECT_EQ(shard.bytes(), before);
       if (group.rank() == 0) text = mine;
       group.barrier({});
@@ -94,19 +98,25 @@ class Mismatch : public testing::Test {
 
 TEST_F(Mismatch, NamesTheThingWantedAndGot) {
   EXPECT_THAT(refused([](auto& m) { m.erase(m.begin(), m.begin() + 3); }),
-              HasSubstr("the checkpoint has tensor embed (weight), which is not wanted (and 2 more differences)"));
+              HasSubstr("the checkpoint has tensor embed (weight), which is not wanted (and 2 more "
+                        "differences)"));
   EXPECT_THAT(refused([](auto& m) { m.push_back({"new", "weight", {2}, DType::f32}); }),
               HasSubstr("tensor new is wanted, the checkpoint does not have it"));
-  EXPECT_THAT(refused([](auto& m) { m[0].shape = {301, 997}; }),
-              HasSubstr("tensor embed (weight): shape [301, 997] wanted, the checkpoint has [997, 301]"));
+  EXPECT_THAT(
+      refused([](auto& m) { m[0].shape = {301, 997}; }),
+      HasSubstr("tensor embed (weight): shape [301, 997] wanted, the checkpoint has [997, 301]"));
   EXPECT_THAT(refused([](auto& m) { m[0].dtype = DType::bf16; }),
               HasSubstr("tensor embed (weight): dtype bf16 wanted, the checkpoint has fp32"));
-  EXPECT_THAT(refused([](auto& m) { m[1].field = "muon.momentum"; }),
-              HasSubstr("tensor embed: field muon.momentum is wanted, the checkpoint has weight, adamw.exp_avg, "
-                        "adamw.exp_avg_sq (and 1 more differences)"));
-  EXPECT_THAT(refused([](auto& m) { m.erase(m.begin() + 1); }),
-              HasSubstr("tensor embed: the checkpoint has field adamw.exp_avg, which is not wanted"));
-  EXPECT_THAT(refused([](auto& m) { m[0].shape = {301, 997}; }, LoadFields::weights), HasSubstr("shape"));
+  EXPECT_THAT(
+      refused([](auto& m) { m[1].field = "muon.momentum"; }),
+      HasSubstr(
+          "tensor embed: field muon.momentum is wanted, the checkpoint has weight, adamw.exp_avg, "
+          "adamw.exp_avg_sq (and 1 more differences)"));
+  EXPECT_THAT(
+      refused([](auto& m) { m.erase(m.begin() + 1); }),
+      HasSubstr("tensor embed: the checkpoint has field adamw.exp_avg, which is not wanted"));
+  EXPECT_THAT(refused([](auto& m) { m[0].shape = {301, 997}; }, LoadFields::weights),
+              HasSubstr("shape"));
 }
 
 TEST_F(Mismatch, WeightsAloneLoadUnderAnotherOptimizer) {
@@ -116,12 +126,14 @@ TEST_F(Mismatch, WeightsAloneLoadUnderAnotherOptimizer) {
   comm::spawn(3, [&](comm::Group& group) {
     Shard shard = random_shard(model, group, 3);
     shard.fill_byte(0);
-    load_checkpoint(folder_ / "step-00000020", shard.state(), {}, group, {.fields = LoadFields::weights});
+    load_checkpoint(folder_ / "step-00000020", shard.state(), {}, group,
+                    {.fields = LoadFields::weights});
     for (const std::string& wrong : shard.wrong_entries(20))
       EXPECT_TRUE(!wrong.ends_with("/weight") && !wrong.ends_with("/buffer")) << wrong;
     for (const StateEntry& e : shard.state()) {
       if (e.field == "weight" || e.field == "buffer") continue;
-      for (int64_t i = 0; i < e.elements.size() * size_of(e.dtype); ++i) ASSERT_EQ(e.data[i], std::byte(0));
+      for (int64_t i = 0; i < e.elements.size() * size_of(e.dtype); ++i)
+        ASSERT_EQ(e.data[i], std::byte(0));
     }
   });
 }
@@ -131,7 +143,8 @@ TEST(Aliases, TiedTensorsAreFoundUnderEitherName) {
   const TempFolder folder;
   const std::vector<EntrySpec> tied{{"embed", "weight", {40, 7}, DType::f32}};
   save(folder.path(), 2, 1, {}, tied);
-  const auto load = [&](const std::vector<EntrySpec>& model, const std::vector<TensorAlias>& aliases) {
+  const auto load = [&](const std::vector<EntrySpec>& model,
+                        const std::vector<TensorAlias>& aliases) {
     comm::spawn(3, [&](comm::Group& group) {
       Shard shard = random_shard(model, group, 9);
       load_checkpoint(folder / "step-00000001", shard.state(), aliases, group);
@@ -154,9 +167,13 @@ TEST(Inspect, DescribesAndExportsWithoutRanks) {
   save(folder.path(), 3, 20);
   const Checkpoint checkpoint(folder / "step-00000020");
   const std::string text = describe(checkpoint);
-  EXPECT_THAT(text, HasSubstr("step 20, written by 3 ranks with degrees 1,1,1, plan fedcba9876543210"));
-  EXPECT_THAT(text, HasSubstr("embed [997, 301]: weight fp32, adamw.exp_avg fp32, adamw.exp_avg_sq fp32\n"));
-  EXPECT_THAT(text, HasSubstr("codes [300, 5]: weight bf16, adam8.exp_avg u8, adam8.scale fp32 [6]\n"));
+  EXPECT_THAT(text,
+              HasSubstr("step 20, written by 3 ranks with degrees 1,1,1, plan fedcba9876543210"));
+  EXPECT_THAT(
+      text,
+      HasSubstr("embed [997, 301]: weight fp32, adamw.exp_avg fp32, adamw.exp_avg_sq fp32\n"));
+  EXPECT_THAT(text,
+              HasSubstr("codes [300, 5]: weight bf16, adam8.exp_avg u8, adam8.scale fp32 [6]\n"));
   EXPECT_THAT(text, HasSubstr("head is embed\n"));
   EXPECT_THAT(describe_verification(checkpoint), HasSubstr("sound: "));
   EXPECT_THAT(describe_folder(folder.path()), HasSubstr("step-00000020: complete\n"));
@@ -172,7 +189,8 @@ TEST(Inspect, DescribesAndExportsWithoutRanks) {
     ASSERT_EQ(std::bit_cast<uint32_t>(weights[3].data[i]), bits << 16);
   }
   EXPECT_EQ(read_weight(checkpoint, "head").data.size(), 997u * 301);
-  EXPECT_THAT(message_of<ConfigError>([&] { read_weight(checkpoint, "nobody"); }), HasSubstr("nobody"));
+  EXPECT_THAT(message_of<ConfigError>([&] { read_weight(checkpoint, "nobody"); }),
+              HasSubstr("nobody"));
 }
 
 }  // namespace

@@ -48,7 +48,8 @@ TEST(Writer, TrainingGoesOnWhileItWritesAndCannotSpoilTheSnapshot) {
   const TempFolder folder;
   Gate gate;
   WriterOptions options{.folder = folder.path(), .vote_every = 1};
-  options.files = std::make_shared<WatchedDisk>([&](const std::string&, std::span<const std::byte>) { gate.pass(); });
+  options.files = std::make_shared<WatchedDisk>(
+      [&](const std::string&, std::span<const std::byte>) { gate.pass(); });
   comm::spawn(3, [&](comm::Group& group) {
     Shard shard = random_shard(usual_model(), group, 1);
     shard.fill(10);
@@ -112,7 +113,8 @@ TEST(Writer, KeepsTheLastOnes) {
   save(folder.path(), 2, 30, {.keep = 2});  // again, after a resume
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000020", "step-00000030-2"));
   save(folder.path(), 2, 5, {.keep = 1});  // gone back: what came later stays
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000005", "step-00000020", "step-00000030-2"));
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("step-00000005", "step-00000020", "step-00000030-2"));
   save(folder.path(), 2, 40, {.keep = 1});
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000040"));
   save(folder.path(), 2, 50, {.keep = 0});
@@ -125,7 +127,8 @@ TEST(Writer, ABrokenOneDoesNotCountAndIsNotRemoved) {
   save(folder.path(), 1, 20, {.keep = 2});
   std::filesystem::remove(folder / "step-00000020/manifest.json");
   save(folder.path(), 1, 20, {.keep = 2});
-  EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000010", "step-00000020", "step-00000020-2"));
+  EXPECT_THAT(names_in(folder.path()),
+              ElementsAre("step-00000010", "step-00000020", "step-00000020-2"));
 }
 
 TEST(Writer, StartRemovesLeftovers) {
@@ -143,7 +146,8 @@ TEST(Writer, StartRemovesLeftovers) {
   EXPECT_THAT(names_in(folder.path()), ElementsAre("notes", "step-00000010"));
 }
 
-// The error of saving `step` where `spoil` has changed something; the same on all ranks, and nothing is left of it.
+// The error of saving `step` where `spoil` has changed something; the same on all ranks, and
+// nothing is left of it.
 template <class E>
 std::string failed_save(const std::string& folder, int64_t step, WriterOptions options,
                         const std::function<void(Shard&, TrainingState&, int rank)>& spoil = {}) {
@@ -171,15 +175,20 @@ TEST(Writer, AWriteErrorOfOneRankIsEverybodysAndHarmsNothing) {
   const TempFolder folder;
   save(folder.path(), 2, 10);
   WriterOptions options;
-  options.files = std::make_shared<WatchedDisk>([&](const std::string& path, std::span<const std::byte>) {
-    if (path.ends_with("rank-00001.bin")) raise<FileError>("{}: cannot write at byte 0: No space left on device", path);
-  });
+  options.files =
+      std::make_shared<WatchedDisk>([&](const std::string& path, std::span<const std::byte>) {
+        if (path.ends_with("rank-00001.bin"))
+          raise<FileError>("{}: cannot write at byte 0: No space left on device", path);
+      });
   EXPECT_THAT(failed_save<FileError>(folder.path(), 20, options),
-              AllOf(HasSubstr("rank 1: "), HasSubstr("step-00000020/rank-00001.bin: cannot write"), HasSubstr("No space")));
-  options.files = std::make_shared<WatchedDisk>([&](const std::string& path, std::span<const std::byte>) {
-    if (path.ends_with("manifest.json")) raise<FileError>("{}: cannot write", path);
-  });
-  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, options), AllOf(HasSubstr("rank 0: "), HasSubstr("manifest.json")));
+              AllOf(HasSubstr("rank 1: "), HasSubstr("step-00000020/rank-00001.bin: cannot write"),
+                    HasSubstr("No space")));
+  options.files =
+      std::make_shared<WatchedDisk>([&](const std::string& path, std::span<const std::byte>) {
+        if (path.ends_with("manifest.json")) raise<FileError>("{}: cannot write", path);
+      });
+  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, options),
+              AllOf(HasSubstr("rank 0: "), HasSubstr("manifest.json")));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000010"));
   expect_loads(folder / "step-00000010", 10);
 }
@@ -197,7 +206,8 @@ TEST(Writer, AFileThatCannotGrowIsNamed) {
   const std::string text = failed_save<FileError>(folder.path(), 20, {});
   setrlimit(RLIMIT_FSIZE, &limit);
   std::signal(SIGXFSZ, ignored);
-  EXPECT_THAT(text, AllOf(HasSubstr(".bin: cannot write at byte 100000: File too large"), HasSubstr("rank ")));
+  EXPECT_THAT(text, AllOf(HasSubstr(".bin: cannot write at byte 100000: File too large"),
+                          HasSubstr("rank ")));
   EXPECT_THAT(names_in(folder.path()), ElementsAre("step-00000010"));
   expect_loads(folder / "step-00000010", 10);
 }
@@ -206,8 +216,9 @@ TEST(Writer, FolderThatCannotBeMadeIsNamed) {
   const TempFolder folder;
   std::filesystem::create_symlink("loop", folder / "loop");
   comm::spawn(2, [&](comm::Group& group) {
-    EXPECT_THAT(message_of<FileError>([&] { CheckpointWriter(group, {.folder = folder / "loop/x"}); }),
-                AllOf(HasSubstr("loop/x"), HasSubstr("rank 0")));
+    EXPECT_THAT(
+        message_of<FileError>([&] { CheckpointWriter(group, {.folder = folder / "loop/x"}); }),
+        AllOf(HasSubstr("loop/x"), HasSubstr("rank 0")));
     group.barrier({});
   });
 }
@@ -222,9 +233,11 @@ TEST(Writer, RefusesValuesThatAreNotFinite) {
       std::memcpy(e.data + (150'000 - e.elements.begin) * 4, &value, 4);
     };
   };
-  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {}, spoil(std::numeric_limits<float>::quiet_NaN(), 0)),
+  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {},
+                                     spoil(std::numeric_limits<float>::quiet_NaN(), 0)),
               HasSubstr("embed (weight): element 150000 is not finite"));
-  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {}, spoil(-std::numeric_limits<float>::infinity(), 2)),
+  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {},
+                                     spoil(-std::numeric_limits<float>::infinity(), 2)),
               HasSubstr("embed (adamw.exp_avg_sq): element 150000 is not finite"));
   const auto spoil_bf16 = [](Shard& shard, TrainingState&, int) {
     StateEntry& e = shard.state()[9];
@@ -251,11 +264,15 @@ TEST(Writer, MarksThemWhenAskedAndResumingPassesOver) {
 
     const auto loaded = load_newest(folder.path(), shard.state(), {}, group);
     EXPECT_EQ(loaded->training.step, 10);
-    EXPECT_THAT(loaded->passed_over, ElementsAre(HasSubstr("not finite: scale (weight) element 0")));
-    EXPECT_THAT(message_of<FileError>([&] { load_checkpoint(folder / "step-00000020", shard.state(), {}, group); }),
+    EXPECT_THAT(loaded->passed_over,
+                ElementsAre(HasSubstr("not finite: scale (weight) element 0")));
+    EXPECT_THAT(message_of<FileError>(
+                    [&] { load_checkpoint(folder / "step-00000020", shard.state(), {}, group); }),
                 HasSubstr("not finite"));
     group.barrier({});
-    EXPECT_EQ(load_newest(folder.path(), shard.state(), {}, group, {.allow_non_finite = true})->training.step, 20);
+    EXPECT_EQ(load_newest(folder.path(), shard.state(), {}, group, {.allow_non_finite = true})
+                  ->training.step,
+              20);
     std::vector<std::string> spoilt;
     if (!scale.elements.empty()) spoilt.push_back("scale/weight");
     EXPECT_EQ(shard.wrong_entries(20), spoilt);
@@ -264,25 +281,34 @@ TEST(Writer, MarksThemWhenAskedAndResumingPassesOver) {
 
 TEST(Writer, RanksThatDisagreeAreToldAboutWhat) {
   const TempFolder folder;
-  EXPECT_THAT(failed_save<ConfigError>(folder.path(), 20, {}, [](Shard& s, TrainingState&, int rank) {
-                if (rank == 1) s.state()[3].field = "other";
-              }), HasSubstr("ranks 0 and 1 do not save the same thing: \"scale (weight) fp32 []\" against \"scale (other) fp32 []\""));
-  EXPECT_THAT(failed_save<ConfigError>(folder.path(), 20, {}, [](Shard&, TrainingState& t, int rank) {
-                if (rank == 2) t.config = "other";
-              }), AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("config")));
-  EXPECT_THAT(failed_save<ConfigError>(folder.path(), 20, {}, [](Shard&, TrainingState& t, int) { t.trainer = "[1]"; }),
+  EXPECT_THAT(failed_save<ConfigError>(folder.path(), 20, {},
+                                       [](Shard& s, TrainingState&, int rank) {
+                                         if (rank == 1) s.state()[3].field = "other";
+                                       }),
+              HasSubstr("ranks 0 and 1 do not save the same thing: \"scale (weight) fp32 []\" "
+                        "against \"scale (other) fp32 []\""));
+  EXPECT_THAT(failed_save<ConfigError>(folder.path(), 20, {},
+                                       [](Shard&, TrainingState& t, int rank) {
+                                         if (rank == 2) t.config = "other";
+                                       }),
+              AllOf(HasSubstr("ranks 0 and 2"), HasSubstr("config")));
+  EXPECT_THAT(failed_save<ConfigError>(folder.path(), 20, {},
+                                       [](Shard&, TrainingState& t, int) { t.trainer = "[1]"; }),
               HasSubstr("wanted a JSON object"));
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
 
 TEST(Writer, ElementsThatNobodyOrTwoWroteAreFoundBeforeItIsComplete) {
   const TempFolder folder;
-  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {}, [](Shard& s, TrainingState&, int) {
-                s.state()[12].writer = false;
-              }), HasSubstr("elements [0, 7) of bias (weight) were written by no rank"));
-  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {}, [](Shard& s, TrainingState&, int rank) {
-                for (StateEntry& e : s.state()) e.writer = true;
-              }), HasSubstr("elements [0, 3) of norm.count (buffer) were written twice"));
+  EXPECT_THAT(
+      failed_save<FileError>(folder.path(), 20, {},
+                             [](Shard& s, TrainingState&, int) { s.state()[12].writer = false; }),
+      HasSubstr("elements [0, 7) of bias (weight) were written by no rank"));
+  EXPECT_THAT(failed_save<FileError>(folder.path(), 20, {},
+                                     [](Shard& s, TrainingState&, int rank) {
+                                       for (StateEntry& e : s.state()) e.writer = true;
+                                     }),
+              HasSubstr("elements [0, 3) of norm.count (buffer) were written twice"));
   EXPECT_THAT(names_in(folder.path()), IsEmpty());
 }
 
