@@ -77,7 +77,9 @@ TEST_P(Faults, DifferentIdentitiesNameBothSidesAndUseNoByte) {
   for (int r = 0; r < size(); ++r) {
     EXPECT_THAT(texts[r], AllOf(HasSubstr("layers.5"), HasSubstr("layers.6"), HasSubstr("step 7"), HasSubstr("rank 1: reduce")));
   }
-  if (size() == 2) EXPECT_EQ(peer(0), 1);
+  if (size() == 2) {
+    EXPECT_EQ(peer(0), 1);
+  }
 }
 
 TEST_P(Faults, DifferentStepsAndOperationsNeverPair) {

@@ -9,25 +9,39 @@
 #include <string>
 #include <vector>
 
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
 #include "dovetail/base/philox.h"
+#include "dovetail/comm/c10d/world.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/comm/threads/spawn.h"
 
 namespace dovetail::comm {
 
 struct World {
-  std::string transport;  // "threads"
+  std::string transport;  // "threads", or "gloo": threads over one HashStore
   int size = 1;
 };
 
 inline void run(const World& world, const std::function<void(Group&)>& body,
                 std::chrono::milliseconds deadline = kSpawnDeadline) {
-  spawn(world.size, body, deadline);
+  if (world.transport == "threads") return spawn(world.size, body, deadline);
+  WorldOptions options;
+  options.size = world.size;
+  options.store = c10::make_intrusive<::c10d::HashStore>();
+  options.backend = parse_world_backend(world.transport);
+  options.deadline = deadline;
+  const auto make = [&](int rank) {
+    WorldOptions mine = options;
+    mine.rank = rank;
+    return make_world(mine);
+  };
+  spawn_with(world.size, make, body);
 }
 
 inline std::vector<World> all_worlds() {
   std::vector<World> worlds;
-  for (const char* transport : {"threads"}) {
+  for (const char* transport : {"threads", "gloo"}) {
     for (int size : {1, 2, 3, 4, 8}) worlds.push_back({transport, size});
   }
   return worlds;

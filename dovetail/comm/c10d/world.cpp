@@ -1,0 +1,98 @@
+#include "dovetail/comm/c10d/world.h"
+
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "dovetail/base/error.h"
+#include "dovetail/comm/c10d/backend_link.h"
+#include "dovetail/comm/c10d/gloo_backend.h"
+#include "dovetail/comm/c10d/heartbeat.h"
+#include "dovetail/comm/p2p_group.h"
+
+namespace dovetail::comm {
+namespace {
+
+using Store = c10::intrusive_ptr<::c10d::Store>;
+
+bool is_local(const std::string& address) {
+  return address.empty() || address == "localhost" || address == "::1" || address.starts_with("127.");
+}
+
+void check(const WorldOptions& o) {
+  if (o.size < 1) raise<ConfigError>("world size {}, wanted at least 1", o.size);
+  if (o.rank < 0 || o.rank >= o.size) raise<ConfigError>("rank {} in a world of {}, wanted 0 to {}", o.rank, o.size, o.size - 1);
+  if (o.deadline.count() <= 0) raise<ConfigError>("deadline of {} ms, wanted a positive one", o.deadline.count());
+  if (o.connect.count() <= 0) raise<ConfigError>("connect time of {} ms, wanted a positive one", o.connect.count());
+}
+
+Store open_store(const WorldOptions& o) {
+  if (o.store) return o.store;
+  ::c10d::TCPStoreOptions tcp;
+  tcp.port = o.port;
+  tcp.isServer = o.holds_store;
+  tcp.waitWorkers = false;
+  tcp.timeout = o.connect;
+  if (o.listen_fd >= 0) tcp.masterListenFd = o.listen_fd;
+  try {
+    return c10::make_intrusive<::c10d::TCPStore>(o.address, tcp);
+  } catch (const std::exception& error) {
+    throw CommError(-1, fmt::format("rank {} of {} found no store at {}:{} within {} ms: {}", o.rank, o.size, o.address,
+                                    o.port, o.connect.count(), error.what()));
+  }
+}
+
+// Waits for the first beat of every rank.
+void meet(const Store& store, const WorldOptions& o) {
+  std::string missing;
+  int first = -1;
+  const auto until = Clock::now() + o.connect;
+  for (int r = 0; r < o.size; ++r) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    try {
+      store->wait({Heartbeat::beat_key(r)}, std::max(left, std::chrono::milliseconds(1)));
+    } catch (const std::exception&) {
+      missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
+      if (first < 0) first = r;
+    }
+  }
+  if (!missing.empty()) {
+    throw CommError(first, fmt::format("rank {} waited {} ms for a world of {}; missing: rank {}", o.rank, o.connect.count(),
+                                       o.size, missing));
+  }
+}
+
+GlooOptions gloo_options(const WorldOptions& o) {
+  GlooOptions gloo{o.hostname, o.interface, o.connect};
+  if (gloo.hostname.empty() && gloo.interface.empty() && (o.store || is_local(o.address))) gloo.hostname = "127.0.0.1";
+  return gloo;
+}
+
+c10::intrusive_ptr<::c10d::Backend> connect(const Store& store, const WorldOptions& o) {
+  try {
+    return make_gloo_backend(store, o.rank, o.size, gloo_options(o));
+  } catch (const std::exception& error) {
+    throw CommError(-1, fmt::format("rank {} of {} could not connect to the other ranks: {}", o.rank, o.size, error.what()));
+  }
+}
+
+}  // namespace
+
+WorldBackend parse_world_backend(std::string_view name) {
+  if (name == "gloo") return WorldBackend::gloo;
+  if (name == "gloo_native") return WorldBackend::gloo_native;
+  if (name == "nccl") return WorldBackend::nccl;
+  raise<ConfigError>("communication backend \"{}\", wanted gloo, gloo_native or nccl", name);
+}
+
+std::unique_ptr<Group> make_world(const WorldOptions& o) {
+  check(o);
+  const Store outer = open_store(o);
+  const Store store = c10::make_intrusive<::c10d::PrefixStore>(o.name, outer);
+  const int store_rank = o.store ? -1 : 0;
+  auto heartbeat = std::make_unique<Heartbeat>(store->clone(), Heartbeat::Options{o.rank, o.size, o.deadline, store_rank});
+  meet(store, o);
+  auto backend = connect(c10::make_intrusive<::c10d::PrefixStore>("gloo", store), o);
+  return make_p2p_world(make_backend_link(outer, std::move(heartbeat), std::move(backend)), o.deadline);
+}
+
+}  // namespace dovetail::comm

@@ -1,0 +1,48 @@
+// The group of all ranks of a job, over torch's c10d. Nothing is read from the environment: launchers' variables are read by
+// the trainer and passed here.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include <torch/csrc/distributed/c10d/Store.hpp>
+
+#include "dovetail/comm/group.h"
+
+namespace dovetail::comm {
+
+enum class WorldBackend {
+  gloo,         // our own collectives over Gloo's messages, on CPU
+  gloo_native,  // Gloo's own collectives, for comparison
+  nccl,         // NCCL's own collectives, on CUDA memory; headers, votes and barriers over Gloo
+};
+// "gloo", "gloo_native", "nccl"; throws ConfigError for another name.
+WorldBackend parse_world_backend(std::string_view name);
+
+struct WorldOptions {
+  int rank = 0;
+  int size = 1;
+
+  // Where the ranks meet: a store that exists, or the address of one.
+  c10::intrusive_ptr<::c10d::Store> store;
+  std::string address = "127.0.0.1";
+  uint16_t port = 29500;
+  bool holds_store = false;  // this rank serves the store at `port` (rank 0 unless a launcher does)
+  int listen_fd = -1;        // a listening socket to serve it from instead, taken over: no race for the port
+  std::string name = "world";  // worlds that share a store have different names
+
+  WorldBackend backend = WorldBackend::gloo;
+  std::string interface{};  // network interface of the data connections
+  std::string hostname{};   // or the address to bind them to; both empty: loopback where `address` is, else this machine's name
+
+  std::chrono::milliseconds deadline{300'000};  // of every wait
+  std::chrono::milliseconds connect{60'000};    // for all ranks to come together
+};
+
+// Blocks until all ranks have joined. Throws CommError that names the ranks that have not within `connect`, ConfigError for
+// impossible options.
+std::unique_ptr<Group> make_world(const WorldOptions& options);
+
+}  // namespace dovetail::comm

@@ -1,0 +1,112 @@
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/comm/c10d/world.h"
+#include "tests/comm/processes.h"
+#include "tests/comm/transports.h"
+
+namespace dovetail::comm {
+namespace {
+
+// One of everything in a group; returns a hash of what this rank holds afterwards.
+uint64_t round_in(Group& g, int64_t each, int64_t step, std::string_view label) {
+  const int n = g.size(), global = g.global_ranks()[g.rank()];
+  std::vector<float> input(static_cast<size_t>(each * n)), output(static_cast<size_t>(each)), norm(100);
+  for (int64_t i = 0; i < each * n; ++i) input[i] = static_cast<float>((i * 31 + global * 7 + step) % 1009) * 0.37f;
+  for (int i = 0; i < 100; ++i) norm[i] = static_cast<float>(i + global) * 0.1f;
+  const auto slices = even_slices(n, each);
+  std::vector<std::byte> scratch(static_cast<size_t>(g.reduce_scratch_bytes(DType::f32, slices)));
+  std::vector<std::byte> norm_scratch(static_cast<size_t>(g.all_reduce_scratch_bytes(100)));
+  auto reduce = g.reduce_scatter({std::as_bytes(std::span(input)).data(), DType::f32, slices, output.data(), false, scratch},
+                                 {Phase::reduce, 0, step, label});
+  auto all = g.all_reduce(norm, norm_scratch, {Phase::norm, -1, step, label});
+  reduce->wait();
+  std::vector<float> whole(static_cast<size_t>(each * n));
+  GatherPlane plane{std::as_bytes(std::span(output)).data(), std::as_writable_bytes(std::span(whole)).data(),
+                    even_slices(n, each * 4)};
+  Gathered gathered = g.all_gather({&plane, 1}, {Phase::gather_forward, 0, step, label});
+  gathered.work->wait();
+  all->wait();
+  return hash64({gathered.whole[0], static_cast<size_t>(each * n * 4)}, hash64(std::as_bytes(std::span(norm))));
+}
+
+struct Grid {
+  std::unique_ptr<Group> pairs, across;
+};
+
+// Pairs (0 1)(2 3) and the groups across them; an odd rank out is alone.
+Grid make_grid(Group& world) {
+  std::vector<std::vector<int>> pairs, across(2);
+  for (int r = 0; r < world.size(); r += 2) pairs.push_back(r + 1 < world.size() ? std::vector{r, r + 1} : std::vector{r});
+  for (int r = 0; r < world.size(); ++r) across[r % 2].push_back(r);
+  return {world.split(pairs), world.split(across)};
+}
+
+void normal(Group& world) {
+  const Grid grid = make_grid(world);
+  uint64_t hash = 0;
+  for (int step = 0; step < 10; ++step) {
+    hash ^= round_in(world, 5000 + step, step, "world");
+    round_in(*grid.pairs, 300'000, step, "pair");
+    round_in(*grid.across, 1000, step, "across");
+  }
+  world.barrier({Phase::control, -1, 10, "end"});
+  std::printf("hash %016lx\n", static_cast<unsigned long>(hash));
+}
+
+void loop(Group& world, const std::string& scenario) {
+  const Grid grid = make_grid(world);
+  for (int64_t step = 0;; ++step) {
+    round_in(*grid.pairs, 200'000, step, "pair");
+    round_in(*grid.across, 200'000, step, "across");
+    if (step == 3) {
+      std::printf("running\n");
+      std::fflush(stdout);
+    }
+    if (step == 4 && world.rank() == 1) {
+      if (scenario == "throw") raise<FileError>("data.bin: truncated");
+      if (scenario == "exit") return;
+    }
+  }
+}
+
+}  // namespace
+
+int rank_process(int argc, char** argv) {
+  const std::string scenario = argv[2];
+  WorldOptions options;
+  options.rank = std::atoi(argv[3]);
+  options.size = std::atoi(argv[4]);
+  options.port = static_cast<uint16_t>(std::atoi(argv[5]));
+  options.listen_fd = std::atoi(argv[6]);
+  options.holds_store = options.rank == 0;
+  options.deadline = std::chrono::milliseconds(std::atoi(argv[7]));
+  try {
+    const auto world = make_world(options);
+    try {
+      scenario == "normal" ? normal(*world) : loop(*world, scenario);
+    } catch (const FileError& error) {
+      world->fail(error.what());
+      throw;
+    }
+    return 0;
+  } catch (const CommError& error) {
+    std::printf("%s\n", error.what());
+    return 3;
+  } catch (const std::exception& error) {
+    std::printf("%s\n", error.what());
+    return 4;
+  }
+}
+
+}  // namespace dovetail::comm
+
+int main(int argc, char** argv) {
+  if (argc == 8 && std::strcmp(argv[1], "rank-process") == 0) return dovetail::comm::rank_process(argc, argv);
+  testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}

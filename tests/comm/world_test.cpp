@@ -1,0 +1,86 @@
+#include "dovetail/comm/c10d/world.h"
+
+#include <gmock/gmock.h>
+
+#include <thread>
+
+#include "dovetail/base/error.h"
+#include "tests/comm/transports.h"
+
+namespace dovetail::comm {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::AllOf;
+using testing::HasSubstr;
+
+TEST(World, ImpossibleOptionsAreRefusedByName) {
+  WorldOptions o;
+  o.size = 2;
+  o.rank = 2;
+  EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<ConfigError>(HasSubstr("rank 2 in a world of 2")));
+  o.rank = 0;
+  o.deadline = 0ms;
+  EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<ConfigError>(HasSubstr("deadline of 0 ms")));
+  EXPECT_THAT([] { parse_world_backend("mpi"); }, testing::ThrowsMessage<ConfigError>(HasSubstr("\"mpi\"")));
+}
+
+TEST(World, ARankThatDoesNotComeIsNamed) {
+  WorldOptions o;
+  o.size = 3;
+  o.store = c10::make_intrusive<::c10d::HashStore>();
+  o.connect = 300ms;
+  std::jthread other([o]() mutable {
+    o.rank = 1;
+    EXPECT_THROW(make_world(o), CommError);
+  });
+  EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<CommError>(AllOf(HasSubstr("world of 3"), HasSubstr("missing: rank 2"))));
+}
+
+TEST(World, AnAddressWithoutAStoreIsNamed) {
+  WorldOptions o;
+  o.size = 2;
+  o.rank = 1;
+  o.port = 1;  // nobody listens there
+  o.connect = 300ms;
+  EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<CommError>(HasSubstr("127.0.0.1:1")));
+}
+
+TEST(World, SeveralWorldsShareAStoreUnderNames) {
+  const auto store = c10::make_intrusive<::c10d::HashStore>();
+  const auto make = [&](int rank) {
+    WorldOptions o{.rank = rank, .size = 2, .store = store, .name = "first"};
+    return make_world(o);
+  };
+  spawn_with(2, make, [&](Group& first) {
+    WorldOptions o{.rank = 1 - first.rank(), .size = 2, .store = store, .name = "second"};
+    const auto second = make_world(o);
+    first.barrier({});
+    second->barrier({});
+    EXPECT_EQ(second->rank(), 1 - first.rank());
+  });
+}
+
+// A body that ends in an exception while its group lives: the others hear of it without fail().
+TEST(World, UnwindingTellsTheOthers) {
+  const auto store = c10::make_intrusive<::c10d::HashStore>();
+  std::string text;
+  std::jthread other([&] {
+    const auto world = make_world({.rank = 1, .size = 2, .store = store, .deadline = 30s});
+    try {
+      world->barrier({});
+    } catch (const CommError& error) {
+      text = error.what();
+    }
+  });
+  try {
+    const auto world = make_world({.rank = 0, .size = 2, .store = store, .deadline = 30s});
+    throw std::runtime_error("out of luck");
+  } catch (const std::runtime_error&) {
+  }
+  other.join();
+  EXPECT_THAT(text, HasSubstr("rank 0 was stopped by an exception"));
+}
+
+}  // namespace
+}  // namespace dovetail::comm
