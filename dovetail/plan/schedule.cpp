@@ -37,6 +37,7 @@ class Recorder {
       backward();
     }
     micro_batch_ = micro_batches - 1;
+    backward_ = false;
     add(Action::update, -1);
     return std::move(events_);
   }
