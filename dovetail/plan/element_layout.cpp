@@ -12,9 +12,8 @@
 namespace dovetail::plan {
 namespace {
 
-// Beyond 2^48 units plan_ragged refuses; this keeps the arithmetic on elements before that from
-// overflowing.
-constexpr int64_t kMostElements = int64_t{1} << 50;
+// Of a request: times the largest degree this stays within 64 bits.
+constexpr int64_t kMostElements = int64_t{1} << 44;
 
 void check_tensor(const LayoutTensor& t) {
   if (t.numel < 0 || t.numel > kMostElements || t.block < 1 ||
@@ -84,6 +83,7 @@ RaggedProblem problem_of(const LayoutRequest& request) {
     raise<ConfigError>("alignment: wanted at least 1 element; got {}", request.alignment);
   RaggedProblem p{{}, request.degrees, request.max_segments, request.weights};
   p.tensors.reserve(request.tensors.size());
+  int64_t units = 0;
   for (const LayoutTensor& t : request.tensors) {
     check_tensor(t);
     int64_t block = t.block;
@@ -93,6 +93,9 @@ RaggedProblem problem_of(const LayoutRequest& request) {
       block = factor > t.numel / unit ? std::max<int64_t>(1, t.numel) : factor * unit;
     }
     p.tensors.push_back(in_units(t, block, request.alignment));
+    units += p.tensors.back().extent;
+    if (units > kMostElements / request.alignment)
+      raise<ConfigError>("{}: the tensors add up to more than {} elements", t.name, kMostElements);
   }
   return p;
 }

@@ -8,7 +8,7 @@ namespace {
 
 using nlohmann::json;
 
-constexpr int64_t kMost = int64_t{1} << 50;  // elements of a tensor, and of a model
+constexpr int64_t kMost = int64_t{1} << 44;  // elements of a group with its repeats
 
 TensorSpec parse_tensor(const json& object, const std::string& path, const std::string& group) {
   TensorSpec t;
@@ -45,7 +45,11 @@ InventoryGroup parse_group(const json& object, const std::string& path) {
     raise<FileError>("{}: repeat of {}: {}", path, g.name, g.repeat);
   const json params = member<json>(object, "params", path, g.name);
   if (!params.is_array()) raise<FileError>("{}: \"params\" of {} is no list", path, g.name);
-  for (const json& p : params) g.tensors.push_back(parse_tensor(p, path, g.name));
+  for (const json& p : params) {
+    g.tensors.push_back(parse_tensor(p, path, g.name));
+    if (g.numel() > kMost / g.repeat)
+      raise<FileError>("{}: {} has more than {} elements", path, g.name, kMost);
+  }
   return g;
 }
 

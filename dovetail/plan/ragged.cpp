@@ -16,7 +16,11 @@ void check_problem(const RaggedProblem& p) {
   if (p.weights.zero3 < 1 || p.weights.zero1 < 1)
     raise<ConfigError>("weights: wanted at least 1 each; got {} and {}", p.weights.zero3,
                        p.weights.zero1);
-  constexpr int64_t kMost = int64_t{1} << 48;
+  constexpr int64_t kMost = int64_t{1} << 44;  // units; times the most ranks within 64 bits
+  constexpr int64_t kMostRanks = int64_t{1} << 18;
+  if (p.degrees.zero1 > kMostRanks)
+    raise<ConfigError>("degrees: zero1 {} is beyond the {} that are planned for", p.degrees.zero1,
+                       kMostRanks);
   int64_t total = 0;
   for (size_t i = 0; i < p.tensors.size(); ++i) {
     const RaggedTensor& t = p.tensors[i];
