@@ -57,6 +57,7 @@ function(dt_tests name)
     target_link_libraries(${target} PRIVATE dt_${dep})
   endforeach()
   target_link_libraries(${target} PRIVATE GTest::gtest GTest::gmock GTest::gtest_main ${A_LINK})
+  target_compile_options(${target} PRIVATE -O1)  # torch's headers cost more to optimize than the tests cost to run
   target_compile_definitions(${target} PRIVATE DOVETAIL_SOURCE_DIR="${CMAKE_SOURCE_DIR}"
                                                DOVETAIL_BINARY_DIR="${CMAKE_BINARY_DIR}")
   if(A_TORCH)

@@ -1,4 +1,5 @@
-// Precompiled for every target that sees torch. Headers still include what they use, and include it narrowly.
+// Precompiled for every target that sees torch: what nearly all of its sources read. Small on purpose, since each
+// compilation loads all of it; headers and sources still include what they use.
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -16,5 +17,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include <ATen/core/Tensor.h>
 #include <fmt/format.h>
-#include <torch/torch.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>

@@ -34,6 +34,7 @@
 #include "dovetail/plan/plan.h"
 #include "dovetail/storage/ledger.h"
 #include "dovetail/storage/state_entry.h"
+#include "dovetail/update/clip.h"
 #include "dovetail/update/op.h"
 
 namespace torch::nn {
@@ -51,16 +52,11 @@ enum class InitialWeights : uint8_t {
   broadcast_rank0  // rank 0's are used everywhere
 };
 
-struct NormOptions {
-  enum class Kind : uint8_t { two, inf };
-  Kind kind = Kind::two;
-  double max_norm = 0;  // clip to this; 0 = measure only
-};
 
 struct EngineOptions {
   plan::PlanOptions plan;   // `world` is filled in from the group
   InitialWeights initial = InitialWeights::must_agree;
-  NormOptions norm;
+  ClipOptions norm;          // by default the norm is measured and nothing clipped
   bool recompute = false;   // activation recomputation of every unit but the root
   uint64_t seed = 0;        // random bits of update operations
   // What is known of parameters beyond their shape, by name (kind, heads); others are guessed from the shape.
@@ -68,9 +64,9 @@ struct EngineOptions {
 };
 
 struct StepResult {
-  double grad_norm = 0;       // of the gradient after grad_scale, before clipping
-  double clip_coefficient = 1;
-  bool skipped = false;       // true: norm was not finite; nothing was changed
+  double grad_norm = 0;       // of the gradient after grad_scale, before clipping; NaN and infinity are equal on all ranks
+  float clip_coefficient = 1;
+  bool skipped = false;       // the norm was not finite: no weight and no state was changed, no step was counted
 };
 
 // This rank's share of one update parameter.

@@ -1,0 +1,281 @@
+#include "dovetail/engine/engine.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <fmt/ranges.h>
+#include <torch/nn/module.h>
+
+#include "dovetail/base/error.h"
+#include "dovetail/engine/initial.h"
+#include "dovetail/engine/module_scan.h"
+#include "dovetail/engine/runner.h"
+#include "dovetail/engine/step.h"
+#include "dovetail/plan/schedule.h"
+
+namespace dovetail {
+namespace engine_detail {
+namespace {
+
+class Hooks : public ops::UnitHooks {
+ public:
+  Hooks(std::shared_ptr<Runner> runner, int64_t group) : runner_(std::move(runner)), group_(group) {}
+  void before_forward(std::span<at::Tensor* const> inputs) override { runner_->before_forward(group_, inputs); }
+  void after_forward(std::span<at::Tensor* const> outputs) override { runner_->after_forward(group_, outputs); }
+  void forward_failed() noexcept override { runner_->forward_failed(); }
+
+ private:
+  std::shared_ptr<Runner> runner_;
+  int64_t group_;
+};
+
+class Sink : public ops::GradientSink {
+ public:
+  Sink(std::weak_ptr<Runner> runner, int64_t group, size_t parameter)
+      : runner_(std::move(runner)), group_(group), parameter_(parameter) {}
+
+  std::optional<Target> next_contribution() override {
+    const auto runner = runner_.lock();
+    if (!runner || at::GradMode::is_enabled()) return std::nullopt;
+    bool fresh = false;
+    at::Tensor view = runner->direct_contribution(group_, parameter_, fresh);
+    if (!view.defined()) return std::nullopt;
+    return Target{std::move(view), fresh};
+  }
+
+ private:
+  std::weak_ptr<Runner> runner_;
+  int64_t group_;
+  size_t parameter_;
+};
+
+TensorSpec spec_of(const ScannedParameter& p, const std::vector<TensorSpec>& hints) {
+  TensorSpec spec{.name = p.name, .shape = p.tensor.sizes().vec()};
+  spec.kind = kind_of_shape(spec.shape);
+  for (const TensorSpec& hint : hints) {
+    if (hint.name != p.name) continue;
+    if (hint.shape != spec.shape)
+      raise<ConfigError>("hint for {}: wanted shape [{}], got [{}]", p.name, fmt::join(spec.shape, ", "),
+                         fmt::join(hint.shape, ", "));
+    return hint;
+  }
+  return spec;
+}
+
+std::vector<plan::GroupSpec> group_specs(const ScannedModel& model, const std::vector<TensorSpec>& hints) {
+  std::vector<plan::GroupSpec> specs;
+  for (const ScannedGroup& group : model.groups) {
+    plan::GroupSpec spec;
+    spec.name = group.name;
+    spec.backward_needs_parameters = group.backward_needs_parameters;
+    for (const ScannedParameter& p : group.parameters) spec.tensors.push_back(spec_of(p, hints));
+    specs.push_back(std::move(spec));
+  }
+  return specs;
+}
+
+}  // namespace
+
+// Members in order of construction; the module is let go last.
+class EngineImpl {
+ public:
+  EngineImpl(std::shared_ptr<torch::nn::Module> root, std::shared_ptr<comm::Group> world, EngineOptions options,
+             UpdateOps optimizer)
+      : root_(std::move(root)), options_(std::move(options)), ops_(std::move(optimizer)) {
+    DT_CHECK(root_ != nullptr && world != nullptr);
+    model_ = scan(*root_);
+    settle_initial(model_, options_.initial, *world);
+    options_.plan.world = world->size();
+    context_.plan = plan::make_plan(options_.plan, group_specs(model_, options_.hints));
+    if (context_.plan.options.main != DType::f32)
+      raise<ConfigError>("main weights: wanted fp32, got {}", name_of(context_.plan.options.main));
+    compare_plans(context_.plan, *world);
+    context_.position = plan::position_of(context_.degrees(), world->global_ranks()[world->rank()]);
+    context_.ranks = make_rank_groups(std::move(world), context_.degrees());
+    context_.pool = std::make_unique<SlotPool>(context_.allocator, context_.ledger, plan::pool_slots(context_.plan));
+    runner_ = std::make_shared<Runner>(context_);
+    adopt_parameters();
+    stepper_ = std::make_unique<Stepper>(context_, *runner_, ops_, options_.norm, options_.seed);
+  }
+
+  ~EngineImpl() {
+    for (ScannedGroup& group : model_.groups)
+      if (group.unit) group.unit->detach();
+    for (ops::SinkUser* user : model_.sink_users)
+      for (const at::Tensor& t : user->sink_parameters()) user->set_sink(t, nullptr);
+    for (auto& group : runner_->groups()) group->unbind_all();
+  }
+
+  void adopt_parameters() {
+    int64_t index = 0;
+    for (size_t g = 0; g < model_.groups.size(); ++g) {
+      for (ScannedParameter& p : model_.groups[g].parameters) {
+        place_.push_back({static_cast<int64_t>(g), runner_->groups()[g]->parameters().size()});
+        runner_->groups()[g]->adopt(index++, p.tensor);
+      }
+      if (ops::UnitBase* unit = model_.groups[g].unit) {
+        unit->attach(std::make_shared<Hooks>(runner_, g));
+        if (options_.recompute && !model_.groups[g].name.empty()) unit->set_recompute(true);
+      }
+    }
+    for (ops::SinkUser* user : model_.sink_users) {
+      for (const at::Tensor& t : user->sink_parameters()) {
+        const auto [group, parameter] = place_of(t);
+        user->set_sink(t, std::make_shared<Sink>(runner_, group, parameter));
+      }
+    }
+  }
+
+  std::pair<int64_t, size_t> place_of(const at::Tensor& leaf) const {
+    for (const auto& place : place_)
+      if (runner_->groups()[place.first]->parameters()[place.second].leaf.is_same(leaf)) return place;
+    raise<ConfigError>("a module offers to write the gradient of a tensor that is no parameter of the model");
+  }
+
+  ShardGroup& group_of(int64_t index) { return *runner_->groups()[place_.at(index).first]; }
+  GroupParameter& parameter(int64_t index) { return group_of(index).parameters()[place_.at(index).second]; }
+
+  std::shared_ptr<torch::nn::Module> root_;
+  EngineOptions options_;
+  UpdateOps ops_;
+  ScannedModel model_;
+  Context context_;
+  std::shared_ptr<Runner> runner_;
+  std::unique_ptr<Stepper> stepper_;
+  std::vector<std::pair<int64_t, size_t>> place_;  // per parameter: group, number in it
+};
+
+}  // namespace engine_detail
+
+using engine_detail::GroupParameter;
+using engine_detail::ShardGroup;
+
+Engine::Engine(std::shared_ptr<torch::nn::Module> root, std::shared_ptr<comm::Group> world, EngineOptions options,
+               UpdateOps optimizer)
+    : impl_(std::make_shared<engine_detail::EngineImpl>(std::move(root), std::move(world), std::move(options),
+                                                        std::move(optimizer))) {}
+
+Engine::~Engine() = default;
+
+const plan::Plan& Engine::plan() const { return impl_->context_.plan; }
+void Engine::set_gradient_sync(bool sync) { impl_->runner_->set_sync(sync); }
+StepResult Engine::step(float lr, double grad_scale) { return impl_->stepper_->step(lr, grad_scale); }
+int64_t Engine::steps_done() const { return impl_->context_.steps; }
+const Ledger& Engine::ledger() const { return impl_->context_.ledger; }
+void Engine::gather_all() { impl_->runner_->gather_all(); }
+void Engine::release_all() { impl_->runner_->release_all(); }
+std::vector<TensorAlias> Engine::aliases() const { return impl_->model_.aliases; }
+void Engine::state_was_loaded() { impl_->runner_->mark_stale(); }
+
+void Engine::zero_grad() {
+  impl_->runner_->check_idle("zero_grad");
+  impl_->runner_->drop_gradients();
+}
+
+void Engine::set_steps_done(int64_t steps) {
+  impl_->runner_->check_idle("set_steps_done");
+  if (steps < 0) raise<ConfigError>("set_steps_done: wanted 0 or more, got {}", steps);
+  impl_->context_.steps = steps;
+}
+
+std::vector<UpdateParameter> Engine::parameters() {
+  impl_->runner_->expose();
+  std::vector<UpdateParameter> out;
+  const plan::Plan& plan = impl_->context_.plan;
+  for (int64_t i = 0; i < std::ssize(plan.tensors); ++i) {
+    ShardGroup& group = impl_->group_of(i);
+    const GroupParameter& p = impl_->parameter(i);
+    const Interval own = p.chain.held(Level::zero1);
+    const int64_t n = own.size();
+    auto view = [n](void* data, DType dtype) {
+      return n ? tensor_at(static_cast<std::byte*>(data), {n}, dtype) : at::empty({0}, scalar_type_of(dtype));
+    };
+    out.push_back({.spec = &plan.tensors[i], .group = impl_->place_[i].first, .elements = own,
+                   .main = view(group.main_at(p), plan.options.main),
+                   .grad = view(group.main_gradient_at(p), DType::f32), .trainable = p.leaf.requires_grad()});
+  }
+  return out;
+}
+
+at::Tensor Engine::whole_parameter(int64_t index) {
+  impl_->runner_->check_idle("whole_parameter");
+  const plan::Plan& plan = impl_->context_.plan;
+  ShardGroup& group = impl_->group_of(index);
+  const GroupParameter& p = impl_->parameter(index);
+  const TensorSpec& spec = plan.tensors.at(index);
+  const DType dtype = plan.options.main;
+  at::Tensor whole = at::empty(spec.shape, scalar_type_of(dtype));
+  comm::Group& ranks = *impl_->context_.ranks.main;
+  const SegmentLayout& layout = *group.segments()[p.segment].layout;
+  comm::GatherPlane plane;
+  int64_t end = 0;
+  for (int64_t q = 0; q < ranks.size(); ++q) {
+    const Interval part = intersect(layout.zero1_interval(q), p.placement.interval());
+    const Interval bytes{(part.begin - p.placement.offset) * size_of(dtype), (part.end - p.placement.offset) * size_of(dtype)};
+    plane.slices.push_back(part.empty() ? Interval{end, end} : bytes);
+    end = plane.slices.back().end;
+  }
+  plane.shard = group.main_at(p);
+  plane.whole = static_cast<std::byte*>(whole.data_ptr());
+  comm::Gathered result = ranks.all_gather({&plane, 1}, impl_->context_.identity(comm::Phase::state, -1));
+  result.work->wait();
+  if (result.whole[0] != plane.whole && end > 0) std::memcpy(plane.whole, result.whole[0], end);
+  impl_->context_.ledger.copied(CopyReason::request, end);
+  return whole;
+}
+
+at::Tensor Engine::whole_gradient(int64_t index) {
+  impl_->runner_->check_idle("whole_gradient");
+  ShardGroup& group = impl_->group_of(index);
+  const GroupParameter& p = impl_->parameter(index);
+  at::Tensor whole = at::zeros(impl_->context_.plan.tensors.at(index).shape, at::kFloat);
+  float* data = whole.data_ptr<float>();
+  const Interval held = p.chain.held(Level::zero2);
+  if (group.has_gradient()) std::copy_n(group.gradient_at(p), held.size(), data + held.begin);
+  // Zeros elsewhere change no bits of the sum.
+  comm::Group& world = *impl_->context_.ranks.world;
+  std::vector<std::byte> scratch(world.all_reduce_scratch_bytes(whole.numel()));
+  world.all_reduce({data, static_cast<size_t>(whole.numel())}, scratch,
+                   impl_->context_.identity(comm::Phase::state, -1))->wait();
+  impl_->context_.ledger.copied(CopyReason::request, whole.nbytes());
+  return whole;
+}
+
+void Engine::inject_gradients(const std::vector<at::Tensor>& gradients) {
+  const plan::Plan& plan = impl_->context_.plan;
+  if (gradients.size() != plan.tensors.size())
+    raise<ConfigError>("inject_gradients: wanted {} gradients, got {}", plan.tensors.size(), gradients.size());
+  for (size_t i = 0; i < gradients.size(); ++i)
+    if (gradients[i].defined() && gradients[i].sizes().vec() != plan.tensors[i].shape)
+      raise<ConfigError>("inject_gradients: {}: wanted shape [{}], got [{}]", plan.tensors[i].name,
+                         fmt::join(plan.tensors[i].shape, ", "), fmt::join(gradients[i].sizes(), ", "));
+  at::NoGradGuard no_grad;
+  impl_->runner_->inject([&](ShardGroup& group) {
+    for (GroupParameter& p : group.parameters()) {
+      if (!gradients[p.index].defined() || !p.leaf.requires_grad()) continue;
+      bool fresh = false;
+      at::Tensor target = group.contribution(p, fresh);
+      target.copy_(gradients[p.index]);
+    }
+  });
+}
+
+ShardedState Engine::state() {
+  impl_->runner_->check_idle("state");
+  ShardedState out;
+  impl_->stepper_->list_state(out, impl_->context_.position.replica == 0);
+  return out;
+}
+
+plan::HeldBytes Engine::held() const {
+  const Ledger& l = impl_->context_.ledger;
+  return {.main = l.held(Role::main), .runtime = l.held(Role::runtime), .gradient = l.held(Role::gradient),
+          .main_gradient = l.held(Role::main_gradient), .accumulator = l.held(Role::accumulator),
+          .state = l.held(Role::state), .slots = l.held(Role::slot)};
+}
+
+plan::HeldBytes Engine::predicted_held() const {
+  return plan::held_bytes(plan(), impl_->context_.rank(), engine_detail::Stepper::state_bytes(plan(), impl_->ops_));
+}
+
+}  // namespace dovetail

@@ -1,0 +1,330 @@
+#include "dovetail/engine/runner.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros_like.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/utils/lambda_post_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+
+#include "dovetail/base/error.h"
+#include "dovetail/engine/backward_node.h"
+#include "dovetail/plan/schedule.h"
+
+namespace dovetail::engine_detail {
+
+Runner::Runner(Context& context) : context_(context) {
+  const int64_t count = std::ssize(context.plan.groups);
+  for (int64_t g = 0; g < count; ++g) groups_.push_back(std::make_unique<ShardGroup>(context, g));
+  runs_.resize(count);
+  for (int64_t g = 0; g + 1 < count; ++g) order_.push_back(g);
+}
+
+void Runner::check_idle(const char* call) const {
+  if (failed_)
+    raise<StateError>("engine: {} after a pass that failed; build a new engine and load the last checkpoint", call);
+  if (in_backward_) raise<StateError>("engine: {} inside of a backward pass", call);
+}
+
+// Forward.
+
+void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
+  if (failed_ || root_is(g)) check_idle("forward");
+  if (root_is(g)) depth_ = 0;
+  if (depth_ == 0 && !in_backward_) {  // in backward it is a recomputation
+    register_accumulators();
+    refresh();
+    cast_inputs(inputs);
+  }
+  ++depth_;
+  if (std::find(observed_.begin(), observed_.end(), g) == observed_.end()) observed_.push_back(g);
+  runs_[g].used = true;
+  gather_ahead(g, /*backward=*/false);
+  if (!at::GradMode::is_enabled()) return;
+  std::vector<at::Tensor*> differentiable;
+  for (at::Tensor* t : inputs)
+    if (t->requires_grad()) differentiable.push_back(t);
+  if (!differentiable.empty())
+    see_backward(differentiable, [weak = weak_from_this(), g] {
+      if (auto self = weak.lock()) self->after_backward(g);
+    });
+}
+
+void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
+  --depth_;
+  bool differentiable = false;
+  for (at::Tensor* t : outputs) {
+    if (!t->requires_grad()) continue;
+    differentiable = true;
+    t->register_hook([weak = weak_from_this(), g](const at::Tensor&) {
+      if (auto self = weak.lock()) self->before_backward(g);
+    });
+  }
+  if (differentiable) ++runs_[g].forward_uses;
+  const bool training = at::GradMode::is_enabled();
+  if (!all_gathered_ && !(training && plan::stays_gathered(context_.plan, g))) groups_[g]->release();
+  if (depth_ == 0 && !training && !all_gathered_)
+    for (auto& group : groups_) group->release();
+}
+
+void Runner::forward_failed() noexcept {
+  if (depth_ > 0) --depth_;
+}
+
+void Runner::register_accumulators() {
+  for (int64_t g = 0; g < std::ssize(groups_); ++g) {
+    auto& parameters = groups_[g]->parameters();
+    runs_[g].accumulators.resize(parameters.size());
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      auto& accumulator = runs_[g].accumulators[i];
+      if (accumulator || !parameters[i].leaf.requires_grad()) continue;
+      accumulator = torch::autograd::impl::grad_accumulator(parameters[i].leaf);
+      DT_CHECK(accumulator != nullptr);
+      accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+          [weak = weak_from_this(), g, i](const torch::autograd::variable_list& outputs,
+                                          const torch::autograd::variable_list&) {
+            if (auto self = weak.lock()) self->take_gradient(g, i);
+            return outputs;
+          }));
+    }
+  }
+}
+
+// Brings the runtime shards up to the main weights. Over several ranks they vote first: any may have written its own.
+void Runner::refresh() {
+  bool stale = stale_ || exposed_;
+  comm::Group& ranks = *context_.ranks.refresh;
+  if (ranks.size() > 1) {
+    const std::byte mine{static_cast<unsigned char>(stale)};
+    for (const auto& vote : ranks.gather_bytes({&mine, 1}, context_.identity(comm::Phase::control, -1)))
+      stale |= vote.at(0) != std::byte{0};
+  }
+  if (!stale) return;
+  if (!all_gathered_)
+    for (auto& group : groups_) group->release();
+  for (auto& group : groups_) group->encode();
+  std::deque<comm::WorkHandle> under_way;
+  for (auto& group : groups_) {
+    if (comm::WorkHandle work = group->start_refresh()) under_way.push_back(std::move(work));
+    if (under_way.size() > 2) {
+      under_way.front()->wait();
+      under_way.pop_front();
+    }
+  }
+  for (auto& work : under_way) work->wait();
+  stale_ = false;
+  if (all_gathered_) {
+    for (auto& group : groups_) group->release();
+    gather_all();
+  }
+}
+
+void Runner::cast_inputs(std::span<at::Tensor* const> inputs) const {
+  const auto type = scalar_type_of(plan::format_named(context_.plan.options.format).gradient);
+  for (at::Tensor* t : inputs)
+    if (t->is_floating_point() && t->scalar_type() != type) *t = t->to(type);
+}
+
+void Runner::gather_ahead(int64_t g, bool backward) {
+  auto gathers = [&](int64_t h) {
+    return backward ? plan::gathers_in_backward(context_.plan, h) : plan::gathers_in_forward(context_.plan, h);
+  };
+  auto start = [&](int64_t h) {
+    if (groups_[h]->residence() == Residence::released) groups_[h]->start_gather(backward);
+  };
+  start(g);
+  // The root comes before all others in both directions.
+  auto at = root_is(g) ? (backward ? order_.end() : order_.begin()) : std::find(order_.begin(), order_.end(), g);
+  int ahead = 0;
+  if (backward) {
+    while (at != order_.begin() && ahead < context_.plan.options.prefetch)
+      if (--at; gathers(*at) && runs_[*at].used) start(*at), ++ahead;
+  } else {
+    if (!root_is(g)) ++at;
+    for (; at != order_.end() && ahead < context_.plan.options.prefetch; ++at)
+      if (gathers(*at)) start(*at), ++ahead;
+  }
+  groups_[g]->finish_gather();
+}
+
+// Backward.
+
+void Runner::begin_backward() {
+  if (in_backward_) return;
+  in_backward_ = true;
+  for (GroupRun& run : runs_) run.ready = run.reduced = run.contributed = false;
+  queue_ = reduce_order();
+  next_ = 0;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (auto self = weak.lock()) self->end_backward();
+  });
+}
+
+void Runner::before_backward(int64_t g) {
+  begin_backward();
+  if (at::GradMode::is_enabled()) graph_wanted_ = true;
+  if (context_.plan.groups[g].backward_needs_parameters || at::GradMode::is_enabled())
+    gather_ahead(g, /*backward=*/true);
+}
+
+void Runner::after_backward(int64_t g) {
+  GroupRun& run = runs_[g];
+  if (run.forward_uses > 0) --run.forward_uses;
+  if (graph_wanted_ || after_graph_) return;
+  if (run.forward_uses > 0) return;
+  if (!all_gathered_) groups_[g]->release();
+  run.ready = true;
+  advance_reductions(/*last=*/false);
+}
+
+at::Tensor Runner::direct_contribution(int64_t g, size_t parameter, bool& fresh) {
+  GroupParameter& p = groups_[g]->parameters()[parameter];
+  if (!p.leaf.requires_grad()) return {};
+  begin_backward();
+  if (runs_[g].reduced)
+    raise<StateError>("engine: a gradient of {} came after {} was reduced in the same backward pass",
+                      context_.plan.tensors[p.index].name, groups_[g]->title());
+  runs_[g].contributed = true;
+  return groups_[g]->contribution(p, fresh);
+}
+
+void Runner::take_gradient(int64_t g, size_t parameter) {
+  GroupParameter& p = groups_[g]->parameters()[parameter];
+  at::Tensor grad = p.leaf.grad();
+  if (!grad.defined()) return;
+  p.leaf.mutable_grad().reset();
+  if (at::GradMode::is_enabled())
+    raise<StateError>(
+        "engine: gradient of {} with a graph of its own (backward with create_graph): wanted torch::autograd::grad with "
+        "respect to inputs, then a plain backward", context_.plan.tensors[p.index].name);
+  bool fresh = false;
+  at::Tensor target = direct_contribution(g, parameter, fresh);
+  if (!target.defined()) return;
+  at::NoGradGuard no_grad;
+  if (fresh)
+    target.copy_(grad);
+  else
+    target.add_(grad);
+  context_.ledger.copied(CopyReason::gradient, target.nbytes());
+}
+
+bool Runner::takes_part(int64_t g) const {
+  // With gathered parameters all ranks have run the same units; without, any rank may have run any.
+  return !groups_[g]->empty() && groups_[g]->trainable() && (context_.degrees().zero3 == 1 || runs_[g].used);
+}
+
+std::vector<int64_t> Runner::reduce_order() const {
+  std::vector<int64_t> order;
+  for (auto it = order_.rbegin(); it != order_.rend(); ++it)
+    if (takes_part(*it)) order.push_back(*it);
+  if (const int64_t root = std::ssize(groups_) - 1; takes_part(root)) order.push_back(root);
+  return order;
+}
+
+void Runner::advance_reductions(bool last) {
+  while (next_ < queue_.size() && (last || (runs_[queue_[next_]].ready && !root_is(queue_[next_]))))
+    launch_reduction(queue_[next_++]);
+}
+
+void Runner::launch_reduction(int64_t g) {
+  const size_t limit = std::max(1, context_.plan.options.pending_reductions);
+  finish_reductions(limit - 1);
+  groups_[g]->start_reduce(sync_);
+  runs_[g].reduced = true;
+  if (groups_[g]->gradient_state() == GradientState::reducing) in_flight_.push_back(g);
+  if (context_.plan.options.pending_reductions == 0) finish_reductions(0);
+}
+
+void Runner::finish_reductions(size_t left) {
+  while (in_flight_.size() > left) {
+    groups_[in_flight_.front()]->finish_reduce();
+    in_flight_.pop_front();
+  }
+}
+
+void Runner::end_backward() {
+  in_backward_ = false;
+  if (std::exchange(graph_wanted_, false)) {
+    for (int64_t g = 0; g < std::ssize(groups_); ++g)
+      if (runs_[g].contributed) failed_ = true;
+    after_graph_ = true;
+    return;  // the graph reads the gathered parameters; the next plain backward or forward releases them
+  }
+  failed_ = true;  // until all has gone well
+  if (!all_gathered_)
+    for (auto& group : groups_) group->release();
+  advance_reductions(/*last=*/true);
+  finish_reductions(0);
+  audit();
+  after_graph_ = failed_ = false;
+}
+
+// What hooks cannot see (outputs hidden in objects, side channels) shows here.
+void Runner::audit() const {
+  for (int64_t g = 0; g < std::ssize(groups_); ++g) {
+    const ShardGroup& group = *groups_[g];
+    DT_CHECK(group.gradient_state() == GradientState::closed, "{} ends backward with an open gradient", group.title());
+    DT_CHECK(all_gathered_ || group.residence() == Residence::released, "{} ends backward gathered", group.title());
+    DT_CHECK(!runs_[g].contributed || runs_[g].reduced, "{} has gradients that were not reduced", group.title());
+  }
+}
+
+// Between passes.
+
+void Runner::set_sync(bool sync) {
+  check_idle("set_gradient_sync");
+  if (!sync && context_.degrees().zero2 > 1 && !context_.plan.options.local_accumulation)
+    raise<ConfigError>("set_gradient_sync(false): wanted plan option local_accumulation with zero2 {}, got none",
+                       context_.degrees().zero2);
+  sync_ = sync;
+}
+
+void Runner::inject(const std::function<void(ShardGroup&)>& fill) {
+  check_idle("inject_gradients");
+  for (GroupRun& run : runs_) run.used = true;
+  for (int64_t g : reduce_order()) {
+    fill(*groups_[g]);
+    launch_reduction(g);
+  }
+  finish_reductions(0);
+}
+
+void Runner::drop_gradients() {
+  for (auto& group : groups_) group->drop_gradient();
+  for (GroupRun& run : runs_) run.used = false;
+  observed_.clear();
+}
+
+void Runner::gather_all() {
+  check_idle("gather_all");
+  if (stale_ || exposed_) refresh();
+  all_gathered_ = true;
+  for (auto& group : groups_) {
+    if (group->residence() == Residence::released) group->start_gather(/*backward=*/false);
+    group->finish_gather();
+  }
+}
+
+void Runner::release_all() {
+  check_idle("release_all");
+  all_gathered_ = false;
+  for (auto& group : groups_) group->release();
+}
+
+std::vector<int64_t> Runner::observed_order() const {
+  std::vector<int64_t> order;
+  for (int64_t g : observed_)
+    if (!root_is(g)) order.push_back(g);
+  for (int64_t g : order_)  // unused ones keep their places relative to one another, at the end
+    if (std::find(order.begin(), order.end(), g) == order.end()) order.push_back(g);
+  return order;
+}
+
+void Runner::adopt_order(const std::vector<int64_t>& order) {
+  DT_CHECK_EQ(order.size(), order_.size());
+  order_ = order;
+}
+
+}  // namespace dovetail::engine_detail
