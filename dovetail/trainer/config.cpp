@@ -200,6 +200,7 @@ void check_together(const Config& c) {
   if (c.optimizer.lr_floor > c.optimizer.lr)
     wrong("optimizer.lr_floor", fmt::format("at most optimizer.lr = {}", c.optimizer.lr),
           fmt::format("{}", c.optimizer.lr_floor));
+  if (c.sample.tokens > 0 && c.sample.prompt.empty()) wrong("sample.prompt", "at least one character", "''");
   if (c.train.micro_batch > c.train.batch)
     wrong("train.micro_batch", fmt::format("at most train.batch = {}", c.train.batch),
           std::to_string(c.train.micro_batch));

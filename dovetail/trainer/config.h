@@ -70,8 +70,8 @@ struct ShardConfig {
 };
 
 struct CommConfig {
-  std::string backend = "gloo";    // or "nccl"
-  std::string interface;           // network interface; empty: loopback when all ranks share a host, else by host name
+  std::string backend = "gloo";    // or "gloo_native", for comparison
+  std::string interface;           // network interface; empty: loopback where the store is on it, else by host name
   double deadline_seconds = 60;
 };
 
@@ -89,7 +89,7 @@ struct SampleConfig {
 
 struct Config {
   RunConfig run;
-  nlohmann::json model = nlohmann::json::object();  // [model]: "kind" and that kind's own keys, checked by its owner
+  nlohmann::json model = nlohmann::json::object();  // [model]: name (default "llama") and its own keys, checked by the model
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;

@@ -90,7 +90,7 @@ void visit(V& v, ShardConfig& c) {
 
 template <class V>
 void visit(V& v, CommConfig& c) {
-  v("backend", c.backend, one_of({"gloo", "nccl"}));
+  v("backend", c.backend, one_of({"gloo", "gloo_native"}));
   v("interface", c.interface);
   v("deadline_seconds", c.deadline_seconds, between(0.1, 86400));
 }

@@ -8,7 +8,7 @@ namespace {
 
 using config_fields::Limits;
 
-std::string quoted(const std::string& text) { return nlohmann::json(text).dump(); }  // TOML's escapes contain JSON's
+std::string quoted_name(const std::string& text) { return nlohmann::json(text).dump(); }  // TOML's escapes contain JSON's
 
 std::string number(double value) {
   std::string text = fmt::format("{}", value);
@@ -21,16 +21,16 @@ class TableWriter {
   void operator()(const char* key, int64_t value, const Limits& = {}) { line(key, std::to_string(value)); }
   void operator()(const char* key, double value, const Limits& = {}) { line(key, number(value)); }
   void operator()(const char* key, bool value) { line(key, value ? "true" : "false"); }
-  void operator()(const char* key, const std::string& value, const Limits& = {}) { line(key, quoted(value)); }
+  void operator()(const char* key, const std::string& value, const Limits& = {}) { line(key, quoted_name(value)); }
   void operator()(const char* key, const std::vector<std::string>& value) {
     std::vector<std::string> items;
-    for (const std::string& item : value) items.push_back(quoted(item));
+    for (const std::string& item : value) items.push_back(quoted_name(item));
     line(key, fmt::format("[{}]", fmt::join(items, ", ")));
   }
   void operator()(const char* key, const std::vector<ParameterRule>& value) {
     std::vector<std::string> items;
     for (const ParameterRule& rule : value) {
-      std::string item = fmt::format("{{ pattern = {}, lr_scale = {}", quoted(rule.pattern), number(rule.lr_scale));
+      std::string item = fmt::format("{{ pattern = {}, lr_scale = {}", quoted_name(rule.pattern), number(rule.lr_scale));
       if (rule.weight_decay) item += fmt::format(", weight_decay = {}", number(*rule.weight_decay));
       items.push_back(item + " }");
     }
@@ -50,7 +50,7 @@ std::string toml_value(const nlohmann::json& value) {
     return fmt::format("[{}]", fmt::join(items, ", "));
   }
   if (value.is_object()) {
-    for (const auto& [key, item] : value.items()) items.push_back(fmt::format("{} = {}", quoted(key), toml_value(item)));
+    for (const auto& [key, item] : value.items()) items.push_back(fmt::format("{} = {}", quoted_name(key), toml_value(item)));
     return fmt::format("{{ {} }}", fmt::join(items, ", "));
   }
   return value.dump();

@@ -111,6 +111,7 @@ std::optional<LaunchInfo> launch_info(const Environment& environment) {
   info.local_size = local_size_of(variables, *names, info);
   info.address = address_of(variables, *names, info);
   info.port = port_of(variables, *names);
+  info.attempt = variables.number_or("TORCHELASTIC_RESTART_COUNT", 0, kMaxRanks, 0);
   info.store_elsewhere = variables.text("TORCHELASTIC_USE_AGENT_STORE") == "True";
   return info;
 }

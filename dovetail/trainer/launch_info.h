@@ -25,6 +25,7 @@ struct LaunchInfo {
   int local_size = 1;
   std::string address;  // where rank 0's host keeps the store
   int port = 0;
+  int attempt = 0;               // how often the launcher has restarted the job
   bool store_elsewhere = false;  // the launcher itself keeps the store (TORCHELASTIC_USE_AGENT_STORE)
   bool operator==(const LaunchInfo&) const = default;
 };

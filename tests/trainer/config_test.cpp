@@ -23,7 +23,7 @@ TEST(Config, ReadsEveryKindOfValue) {
 name = "try"
 seed = 7
 [model]
-kind = "llama"
+name = "llama"
 dim = 64
 tied = true
 [data]
@@ -38,7 +38,7 @@ rules = [{ pattern = "*norm*", lr_scale = 0.5 }, { pattern = "head", weight_deca
   EXPECT_EQ(c.run.name, "try");
   EXPECT_EQ(c.run.seed, 7);
   EXPECT_EQ(c.run_folder(), "runs/try");
-  EXPECT_EQ(c.model, (nlohmann::json{{"kind", "llama"}, {"dim", 64}, {"tied", true}}));
+  EXPECT_EQ(c.model, (nlohmann::json{{"name", "llama"}, {"dim", 64}, {"tied", true}}));
   EXPECT_EQ(c.data.sources, (std::vector<std::string>{"a", "b"}));
   EXPECT_FALSE(c.data.shuffle);
   EXPECT_EQ(c.optimizer.lr, 1e-2);
@@ -52,7 +52,7 @@ rules = [{ pattern = "*norm*", lr_scale = 0.5 }, { pattern = "head", weight_deca
 
 TEST(Config, TextParsesBackToTheSameText) {
   Config c = parse_config(kLeast, "x.toml",
-                          {"run.name=a \"quoted\" name", "optimizer.lr=3e-4", "train.clip=0", "model.kind=llama",
+                          {"run.name=a \"quoted\" name", "optimizer.lr=3e-4", "train.clip=0", "model.name=llama",
                            "optimizer.rules=[{pattern='a*', lr_scale=2}]", "sample.prompt='tab\there\n'"});
   const std::string text = to_toml(c);
   const Config again = parse_config(text, "again.toml", {});

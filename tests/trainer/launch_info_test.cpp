@@ -29,8 +29,9 @@ TEST(LaunchInfo, NothingWithoutALauncher) {
 
 TEST(LaunchInfo, Torchrun) {
   const Variables v{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
-                    {"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"}};
-  EXPECT_EQ(info_of(v), (LaunchInfo{"torchrun", 5, 8, 1, 4, "head", 1234, true}));
+                    {"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                    {"TORCHELASTIC_RESTART_COUNT", "3"}};
+  EXPECT_EQ(info_of(v), (LaunchInfo{"torchrun", 5, 8, 1, 4, "head", 1234, 3, true}));
 }
 
 TEST(LaunchInfo, MpirunOnOneHostMeetsOnLoopback) {
