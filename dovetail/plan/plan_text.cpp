@@ -36,8 +36,9 @@ std::string segment_text(const SegmentLayout& s) {
 }
 
 std::string group_text(size_t index, const GroupPlan& g) {
-  std::string text = fmt::format("group {} {} backward_needs_parameters {} keep_after_forward {} buckets {}\n", index,
-                                 quoted_name(g.name), g.backward_needs_parameters, g.keep_after_forward, g.buckets.size());
+  std::string text =
+      fmt::format("group {} {} backward_needs_parameters {} keep_after_forward {} buckets {}\n", index,
+                  quoted_name(g.name), g.backward_needs_parameters, g.keep_after_forward, g.buckets.size());
   for (const BucketPlan& bucket : g.buckets) {
     text += fmt::format("bucket {} segments {}\n", bucket.format, bucket.segments.size());
     for (const SegmentLayout& s : bucket.segments) text += segment_text(s);

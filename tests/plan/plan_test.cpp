@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <fstream>
 
 #include "dovetail/base/error.h"
 #include "tests/plan/random_plan.h"
@@ -279,6 +280,30 @@ TEST(PlanText, PlansThatCannotBeAreRefused) {
   EXPECT_THAT(change("bucket fp32", "bucket fp16"), HasSubstr("fp16"));
   EXPECT_THAT(change("group 1 ", "group 2 "), HasSubstr("wanted a number from 1 to 1, got 2"));
   EXPECT_THAT(change("tensors 8\n", "tensors 9223372036854775807\n"), HasSubstr("wanted \"tensor\", got \"group\""));
+}
+
+// The example of docs/notation.md, without the remarks on the right.
+TEST(PlanText, TheDocumentedExampleIsWhatIsPrinted) {
+  std::ifstream in(std::string(DOVETAIL_SOURCE_DIR) + "/docs/notation.md");
+  std::string documented;
+  bool inside = false;
+  for (std::string line; std::getline(in, line);) {
+    inside = inside || line.starts_with("    dovetail-plan");
+    if (!inside) continue;
+    line.erase(0, 4);
+    documented += line.substr(0, line.find("   ")) + "\n";
+    while (documented.ends_with(" \n")) documented.erase(documented.size() - 2, 1);
+    if (line == "end") break;
+  }
+  PlanOptions options;
+  options.world = 4;
+  options.degrees = {4, 2, 2};
+  options.format = "bf16";
+  options.block = BlockKind::row;
+  const std::vector<GroupSpec> model{{"layers.0",
+                                      {{"layers.0.wq", {64, 64}, ParamKind::matrix, 4, 0},
+                                       {"layers.0.norm", {64}, ParamKind::vector}}}};
+  EXPECT_EQ(documented, to_text(make_plan(options, model)));
 }
 
 TEST(PlanText, HashesAndDifferencesFollowTheText) {
