@@ -33,8 +33,9 @@ struct SentBytes {
   int64_t gather_backward = 0;  // the same, where backward gathers again
   int64_t reduce = 0;           // per reduced micro-batch and trainable group: shard2 to each of zero2 - 1 others,
                                 // in the format's gradient dtype (fp32 with local accumulation)
-  int64_t reduce_main = 0;      // per trainable group, fp32: what of shard2 is not own n1, to its owners; then an all-reduce of n1 over r = world/zero1 replicas: all slices but the
-                                // own one (all_reduce_slice), and the own one to r - 1 others
+  int64_t reduce_main = 0;      // per trainable group, fp32: what of shard2 is not own n1, to its owners; then an
+                                // all-reduce of n1 over r = world/zero1 replicas: all slices but the own one
+                                // (all_reduce_slice), and the own one to r - 1 others
   int64_t total() const;
   bool operator==(const SentBytes&) const = default;
 };
