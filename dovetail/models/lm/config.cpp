@@ -27,7 +27,8 @@ void for_fields(Config& c, F&& f) {
 }
 
 void read(const json& value, const std::string& key, int64_t& field) {
-  if (!value.is_number_integer()) raise<ConfigError>("{}: wanted an integer, got {}", key, value.dump());
+  if (!value.is_number_integer())
+    raise<ConfigError>("{}: wanted an integer, got {}", key, value.dump());
   field = value.get<int64_t>();
 }
 void read(const json& value, const std::string& key, double& field) {
@@ -35,7 +36,8 @@ void read(const json& value, const std::string& key, double& field) {
   field = value.get<double>();
 }
 void read(const json& value, const std::string& key, bool& field) {
-  if (!value.is_boolean()) raise<ConfigError>("{}: wanted true or false, got {}", key, value.dump());
+  if (!value.is_boolean())
+    raise<ConfigError>("{}: wanted true or false, got {}", key, value.dump());
   field = value.get<bool>();
 }
 
@@ -48,7 +50,8 @@ LlamaConfig read_fields(const json& options) {
   for_fields(config, [&](const char* key, auto& field) {
     if (present(options, key)) read(options.at(key), key, field);
   });
-  if (!present(options, "num_key_value_heads")) config.num_key_value_heads = config.num_attention_heads;
+  if (!present(options, "num_key_value_heads"))
+    config.num_key_value_heads = config.num_attention_heads;
   if (!present(options, "head_dim") && config.num_attention_heads > 0)
     config.head_dim = config.hidden_size / config.num_attention_heads;
   return config;
@@ -91,7 +94,8 @@ void LlamaConfig::check() const {
 }
 
 LlamaConfig parse_llama_config(const json& options) {
-  if (!options.is_object()) raise<ConfigError>("model options: wanted a table, got {}", options.dump());
+  if (!options.is_object())
+    raise<ConfigError>("model options: wanted a table, got {}", options.dump());
   for (const auto& item : options.items()) {
     bool known = false;
     std::string all;
@@ -103,9 +107,10 @@ LlamaConfig parse_llama_config(const json& options) {
     if (!known) raise<ConfigError>("unknown model option {}; there are {}", item.key(), all);
   }
   const LlamaConfig config = read_fields(options);
-  if (!options.contains("head_dim") && config.hidden_size % std::max<int64_t>(config.num_attention_heads, 1) != 0)
-    raise<ConfigError>("num_attention_heads {} does not divide hidden_size {}", config.num_attention_heads,
-                       config.hidden_size);
+  if (!options.contains("head_dim") &&
+      config.hidden_size % std::max<int64_t>(config.num_attention_heads, 1) != 0)
+    raise<ConfigError>("num_attention_heads {} does not divide hidden_size {}",
+                       config.num_attention_heads, config.hidden_size);
   config.check();
   return config;
 }
@@ -126,8 +131,12 @@ LlamaConfig parse_hugging_face_config(const std::string& text, const std::string
 }
 
 std::string hugging_face_config(const LlamaConfig& config) {
-  json out = {{"architectures", {"LlamaForCausalLM"}}, {"model_type", "llama"}, {"hidden_act", "silu"},
-              {"attention_bias", false},               {"mlp_bias", false},     {"torch_dtype", "float32"}};
+  json out = {{"architectures", {"LlamaForCausalLM"}},
+              {"model_type", "llama"},
+              {"hidden_act", "silu"},
+              {"attention_bias", false},
+              {"mlp_bias", false},
+              {"torch_dtype", "float32"}};
   for_fields(config, [&](const char* key, const auto& field) { out[key] = field; });
   out["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", config.rope_theta}};
   return out.dump(2) + "\n";

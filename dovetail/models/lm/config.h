@@ -27,10 +27,12 @@ struct LlamaConfig {
   void check() const;
 };
 
-// Only the keys of LlamaConfig are allowed. num_key_value_heads and head_dim follow from the others where absent.
+// Only the keys of LlamaConfig are allowed. num_key_value_heads and head_dim follow from the others
+// where absent.
 LlamaConfig parse_llama_config(const nlohmann::json& options);
-// From the text of a Hugging Face config.json; `where` names it in errors. Keys that do not change the computation are
-// ignored; what is not built here (biases, scaled rotary frequencies, other activations) throws ConfigError.
+// From the text of a Hugging Face config.json; `where` names it in errors. Keys that do not change
+// the computation are ignored; what is not built here (biases, scaled rotary frequencies, other
+// activations) throws ConfigError.
 LlamaConfig parse_hugging_face_config(const std::string& text, const std::string& where);
 // A config.json that Hugging Face loads as LlamaForCausalLM.
 std::string hugging_face_config(const LlamaConfig& config);

@@ -24,8 +24,8 @@ class LanguageModel : public Model {
   std::vector<TensorSpec> specs() const override;
   int64_t vocabulary() const override { return llama_->config().vocab_size; }
   int64_t context() const override { return llama_->config().max_position_embeddings; }
-  // 6 per weight of a matrix product (2 forward, 4 backward), and 6 * length * heads * head_dim a layer for the causal
-  // half of both attention products.
+  // 6 per weight of a matrix product (2 forward, 4 backward), and 6 * length * heads * head_dim a
+  // layer for the causal half of both attention products.
   double flops_per_token(int64_t length) const override;
 
  private:

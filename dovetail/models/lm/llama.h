@@ -1,10 +1,11 @@
-// A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or untied head. Parameter names
-// and shapes are those of Hugging Face's LlamaForCausalLM. Each layer is an ops::Unit, and the whole model is meant to be
-// used as one: ops::Unit<LlamaForCausalLM>.
+// A Llama-style decoder: RMSNorm, rotary positions, grouped-query attention, SwiGLU, tied or untied
+// head. Parameter names and shapes are those of Hugging Face's LlamaForCausalLM. Each layer is an
+// ops::Unit, so are the embedding and the head, and the whole model is meant to be used as one:
+// ops::Unit<LlamaForCausalLM>.
 //
-// Parameters are uninitialised until reset_parameters or a load. Built on the meta device (options), a model has shapes
-// only, until ops::materialize. There are no buffers: rotary tables are computed from the config, in fp32 whatever the
-// dtype of the parameters.
+// Parameters are uninitialised until reset_parameters or a load. Built on the meta device
+// (options), a model has shapes only, until ops::materialize. There are no buffers: rotary tables
+// are computed from the config, in fp32 whatever the dtype of the parameters.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -63,12 +64,13 @@ class LlamaModel : public torch::nn::Module {
   LlamaModel(const LlamaConfig& config, const at::TensorOptions& options);
   at::Tensor forward(const at::Tensor& tokens);  // [batch, length] -> [batch, length, hidden]
 
-  std::shared_ptr<ops::Embedding> embed_tokens;
+  std::shared_ptr<ops::Unit<ops::Embedding>> embed_tokens;
   std::vector<std::shared_ptr<ops::Unit<DecoderLayer>>> layers;
   std::shared_ptr<ops::RMSNorm> norm;
 };
 
-// Without targets: logits. With targets: the loss, and no logits (their memory holds their gradient).
+// Without targets: logits. With targets: the loss, and no logits (their memory holds their
+// gradient).
 struct LlamaOutput {
   at::Tensor logits;  // [batch, length, vocabulary]
   ops::LossSum loss;
@@ -85,13 +87,13 @@ class LlamaForCausalLM : public torch::nn::Module {
   explicit LlamaForCausalLM(const LlamaConfig& config, const at::TensorOptions& options = {});
   // tokens, targets [batch, length] int64; undefined targets ask for logits.
   LlamaOutput forward(const at::Tensor& tokens, const at::Tensor& targets = {});
-  // Normal with deviation initializer_range, divided by sqrt(2 * layers) for o_proj and down_proj; norms 1. From the seed
-  // alone (models/common/init.h).
+  // Normal with deviation initializer_range, divided by sqrt(2 * layers) for o_proj and down_proj;
+  // norms 1. From the seed alone (models/common/init.h).
   void reset_parameters(uint64_t seed);
   const LlamaConfig& config() const { return config_; }
 
   std::shared_ptr<LlamaModel> model;
-  std::shared_ptr<ops::Linear> lm_head;  // shares embed_tokens' weight where the config ties them
+  std::shared_ptr<ops::Unit<ops::Linear>> lm_head;  // shares embed_tokens' weight where the config ties them
 
  private:
   LlamaConfig config_;

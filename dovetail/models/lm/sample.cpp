@@ -14,8 +14,9 @@ namespace {
 
 // In [0, 1).
 double uniform(uint64_t seed, uint64_t position) {
-  const auto bits = philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
-                           {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
+  const auto bits =
+      philox({static_cast<uint32_t>(position), static_cast<uint32_t>(position >> 32), 0, 0},
+             {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)});
   return static_cast<double>((uint64_t{bits[0]} << 21) ^ (bits[1] >> 11)) * 0x1p-53;
 }
 
@@ -23,11 +24,11 @@ double uniform(uint64_t seed, uint64_t position) {
 std::vector<int64_t> candidates(const std::vector<float>& logits, int64_t top_k) {
   std::vector<int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), 0);
-  const auto count = top_k > 0 ? std::min<size_t>(static_cast<size_t>(top_k), order.size()) : order.size();
-  std::partial_sort(order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
-                    [&](int64_t a, int64_t b) {
-                      return logits[a] != logits[b] ? logits[a] > logits[b] : a < b;
-                    });
+  const auto count =
+      top_k > 0 ? std::min<size_t>(static_cast<size_t>(top_k), order.size()) : order.size();
+  std::partial_sort(
+      order.begin(), order.begin() + static_cast<std::ptrdiff_t>(count), order.end(),
+      [&](int64_t a, int64_t b) { return logits[a] != logits[b] ? logits[a] > logits[b] : a < b; });
   order.resize(count);
   return order;
 }
@@ -63,11 +64,13 @@ std::vector<float> next_logits(Model& model, const std::vector<int64_t>& tokens)
 std::vector<int64_t> sample(Model& model, const std::vector<int64_t>& prompt, int64_t count,
                             const SampleOptions& options) {
   if (prompt.empty()) raise<ConfigError>("sample: the prompt is empty");
-  if (!(options.temperature >= 0)) raise<ConfigError>("temperature: wanted at least 0, got {}", options.temperature);
+  if (!(options.temperature >= 0))
+    raise<ConfigError>("temperature: wanted at least 0, got {}", options.temperature);
   if (options.top_k < 0) raise<ConfigError>("top_k: wanted at least 0, got {}", options.top_k);
   const at::NoGradGuard no_grad;
   std::vector<int64_t> tokens = prompt;
-  for (int64_t i = 0; i < count; ++i) tokens.push_back(draw(next_logits(model, tokens), options, tokens.size()));
+  for (int64_t i = 0; i < count; ++i)
+    tokens.push_back(draw(next_logits(model, tokens), options, tokens.size()));
   tokens.erase(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(prompt.size()));
   return tokens;
 }

@@ -1,5 +1,6 @@
-// Autoregressive sampling through full forwards. Only the model's logits() is called, without gradients, so the
-// parameters may be managed by an engine; then every rank calls it with the same arguments and gets the same tokens.
+// Autoregressive sampling through full forwards. Only the model's logits() is called, without
+// gradients, so the parameters may be managed by an engine; then every rank calls it with the same
+// arguments and gets the same tokens.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +18,8 @@ struct SampleOptions {
   uint64_t seed = 0;         // draws are Philox's, a function of (seed, position)
 };
 
-// `count` tokens that continue `prompt`, which must not be empty; the model sees the last context() tokens. Throws
-// ConfigError for options out of range and tokens outside the vocabulary.
+// `count` tokens that continue `prompt`, which must not be empty; the model sees the last context()
+// tokens. Throws ConfigError for options out of range and tokens outside the vocabulary.
 std::vector<int64_t> sample(Model& model, const std::vector<int64_t>& prompt, int64_t count,
                             const SampleOptions& options = {});
 

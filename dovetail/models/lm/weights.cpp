@@ -35,7 +35,8 @@ std::string differences(const LlamaForCausalLM& model, const SafetensorsSet& set
       out += fmt::format("\n  {}: wanted {}, got {}", item.key(), c10::str(item.value().sizes()),
                          c10::str(at::IntArrayRef(entry.shape)));
     if (!at::isFloatingType(entry.dtype))
-      out += fmt::format("\n  {}: wanted floating point, got {}", item.key(), c10::toString(entry.dtype));
+      out += fmt::format("\n  {}: wanted floating point, got {}", item.key(),
+                         c10::toString(entry.dtype));
   }
   for (const std::string& name : set.names())
     if (!known.count(name) && !is_rotary_buffer(name)) out += "\n  unexpected: " + name;

@@ -7,9 +7,9 @@
 
 namespace dovetail::models {
 
-// Fills every parameter from a safetensors file or folder (fp32, bf16 or fp16, converted to the parameter's dtype). A
-// tied head may be absent. Throws FileError, before anything is changed, that lists every name missing, unexpected, or of
-// another shape.
+// Fills every parameter from a safetensors file or folder (fp32, bf16 or fp16, converted to the
+// parameter's dtype). A tied head may be absent. Throws FileError, before anything is changed, that
+// lists every name missing, unexpected, or of another shape.
 void load_weights(LlamaForCausalLM& model, const std::filesystem::path& path);
 
 // Writes parameters as a file that Hugging Face loads; a tied head is left out.

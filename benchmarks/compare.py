@@ -1,0 +1,103 @@
+#!/usr/bin/env python3
+"""Dovetail beside PyTorch's own data parallelism, interleaved in one run; prints ratios as a table and writes JSON.
+
+usage: benchmarks/compare.py [--sizes S M] [--ranks 2 4] [--rounds 2] [--steps 10] [--systems ...] [--out FILE.json]
+
+Every round runs each system once, one after the other, on the same machine with one thread a rank, Gloo on loopback and
+MALLOC_MMAP_THRESHOLD_=262144 on all sides. A figure is the median over rounds of the median over steps. Memory is the growth
+of the peak resident set in steady state over the level before the model was built, per rank.
+The rivals' script and model are those of ../shared/rivals (option --rivals).
+"""
+import argparse, json, os, platform, statistics, subprocess, sys, tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+PAIRS = [("fp32", "dovetail", "fsdp2"), ("bf16", "dovetail_bf16", "fsdp2_bf16")]
+
+
+def cpu():
+    for line in open("/proc/cpuinfo"):
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return platform.processor()
+
+
+def run(system, size, ranks, args, out):
+    env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", MALLOC_MMAP_THRESHOLD_="262144")
+    launcher = [os.path.join(ROOT, ".venv/bin/torchrun"), "--nproc-per-node", str(ranks)]
+    if system.startswith("dovetail"):
+        command = launcher + ["--no-python", os.path.join(args.build, "bin/step_bench"), "--format",
+                              "bf16" if system.endswith("bf16") else "fp32"]
+    else:
+        command = launcher + [os.path.join(args.rivals, "bench.py"), "--system", system]
+    command += ["--size", size, "--bs", "1", "--steps", str(args.steps), "--out", out]
+    done = subprocess.run(command, env=env, text=True, capture_output=True)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}\n{done.stdout}\n{done.stderr}\nfailed with exit code {done.returncode}")
+    result = json.loads(open(out).read().splitlines()[-1])
+    print("  " + [l for l in done.stdout.splitlines() if l.strip()][-1], flush=True)
+    return result
+
+
+def summarise(results):
+    step = statistics.median(r["step"] for r in results)
+    growth = statistics.median(r["rss_peak_steady"] - r["rss_base"] for r in results)
+    sent = statistics.median(r["tx_MiB_rank"] for r in results)
+    return dict(step_ms=1e3 * step, growth_MiB=growth, sent_MiB=sent, plan_MiB=results[0].get("plan_MiB_rank"))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--sizes", nargs="+", default=["S", "M"])
+    parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--systems", nargs="+",
+                        default=["local", "dovetail", "fsdp2", "dovetail_bf16", "fsdp2_bf16", "ddp"])
+    parser.add_argument("--rivals", default=os.path.join(ROOT, "../shared/rivals"))
+    parser.add_argument("--build", default=os.path.join(ROOT, "build"))
+    parser.add_argument("--out", default=os.path.join(HERE, "results/compare.json"))
+    args = parser.parse_args()
+    if not os.path.exists(os.path.join(args.rivals, "bench.py")):
+        sys.exit(f"compare: wanted the rivals' bench.py in {args.rivals}, found none; name its folder with --rivals")
+
+    raw = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in args.sizes:
+            for ranks in args.ranks:
+                for round_ in range(args.rounds):
+                    print(f"size {size}, {ranks} ranks, round {round_ + 1} of {args.rounds}", flush=True)
+                    for system in args.systems:
+                        r = run(system, size, ranks, args, os.path.join(folder, "out.jsonl"))
+                        raw.append(dict(r, asked=system, size=size, ranks=ranks, round=round_))
+
+    lines = ["| size, ranks | system | step ms | x local | x FSDP2 of its kind | growth MiB | x FSDP2 | sent MiB a rank | planned |",
+             "|---|---|---|---|---|---|---|---|---|"]
+    table = []
+    for size in args.sizes:
+        for ranks in args.ranks:
+            cells = {s: summarise([r for r in raw if (r["asked"], r["size"], r["ranks"]) == (s, size, ranks)])
+                     for s in args.systems}
+            for s, c in cells.items():
+                rival = next((f for _, d, f in PAIRS if s in (d, f)), "fsdp2")
+                base, local = cells.get(rival), cells.get("local")
+                row = dict(size=size, ranks=ranks, system=s, **c,
+                           x_local=local and c["step_ms"] / local["step_ms"],
+                           x_rival=base and c["step_ms"] / base["step_ms"],
+                           x_growth=base and c["growth_MiB"] / base["growth_MiB"])
+                table.append(row)
+                show = lambda v, f: "" if v is None else f.format(v)
+                lines.append(f"| {size} {ranks} | {s} | {c['step_ms']:.0f} | {show(row['x_local'], '{:.2f}')} | "
+                             f"{show(row['x_rival'], '{:.2f}')} | {c['growth_MiB']:.0f} | {show(row['x_growth'], '{:.2f}')} | "
+                             f"{c['sent_MiB']:.1f} | {show(c['plan_MiB'], '{:.1f}')} |")
+    print("\n" + "\n".join(lines))
+    document = dict(command="benchmarks/compare.py " + " ".join(sys.argv[1:]), cpu=cpu(), cores=os.cpu_count(),
+                    table=table, raw=raw)
+    with open(args.out, "w") as f:
+        json.dump(document, f, indent=1)
+    with open(os.path.splitext(args.out)[0] + ".md", "w") as f:
+        f.write(f"`{document['command']}` on {document['cpu']}, {document['cores']} cores\n\n" + "\n".join(lines) + "\n")
+
+
+if __name__ == "__main__":
+    main()
