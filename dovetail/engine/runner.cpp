@@ -132,7 +132,9 @@ void Runner::gather_ahead(int64_t g, bool backward) {
     return backward ? plan::gathers_in_backward(context_.plan, h) : plan::gathers_in_forward(context_.plan, h);
   };
   auto start = [&](int64_t h) {
-    if (groups_[h]->residence() == Residence::released) groups_[h]->start_gather(backward);
+    if (groups_[h]->residence() != Residence::released) return;
+    groups_[h]->start_gather(backward);
+    runs_[h].gathered_backward |= backward;
   };
   start(g);
   // The root comes before all others in both directions.
@@ -154,7 +156,7 @@ void Runner::gather_ahead(int64_t g, bool backward) {
 void Runner::begin_backward() {
   if (in_backward_) return;
   in_backward_ = true;
-  for (GroupRun& run : runs_) run.ready = run.reduced = run.contributed = false;
+  for (GroupRun& run : runs_) run.ready = run.reduced = run.contributed = run.gathered_backward = false;
   queue_ = reduce_order();
   next_ = 0;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
@@ -165,8 +167,21 @@ void Runner::begin_backward() {
 void Runner::before_backward(int64_t g) {
   begin_backward();
   if (at::GradMode::is_enabled()) graph_wanted_ = true;
-  if (context_.plan.groups[g].backward_needs_parameters || at::GradMode::is_enabled())
-    gather_ahead(g, /*backward=*/true);
+  if (!context_.plan.groups[g].backward_needs_parameters && !at::GradMode::is_enabled()) return;
+  if (!root_is(g)) join_skipped_gathers(g);
+  gather_ahead(g, /*backward=*/true);
+}
+
+// Units between the last one and g that this rank's backward does not go through: other ranks' may, and need its shards.
+void Runner::join_skipped_gathers(int64_t g) {
+  for (auto it = order_.rbegin(); it != order_.rend() && *it != g; ++it) {
+    GroupRun& run = runs_[*it];
+    if (run.gathered_backward || run.forward_uses == 0 || !plan::gathers_in_backward(context_.plan, *it)) continue;
+    if (groups_[*it]->residence() != Residence::released) continue;
+    groups_[*it]->start_gather(/*backward=*/true);
+    groups_[*it]->release();
+    run.gathered_backward = true;
+  }
 }
 
 void Runner::after_backward(int64_t g) {

@@ -65,6 +65,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void register_accumulators();
   void cast_inputs(std::span<at::Tensor* const> inputs) const;
   void gather_ahead(int64_t group, bool backward);
+  void join_skipped_gathers(int64_t group);
   void begin_backward();
   void end_backward();
   bool takes_part(int64_t group) const;
@@ -79,6 +80,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
     bool used = false;           // in a forward since the last optimizer step
     bool ready = false;          // may be reduced in this backward
     bool reduced = false;        // was, in this backward
+    bool gathered_backward = false;  // was gathered for this backward
     bool contributed = false;    // a gradient arrived in this backward
     std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators;  // per parameter; null while frozen
   };
