@@ -1,5 +1,7 @@
 #include "dovetail/plan/grid.h"
 
+#include <algorithm>
+
 namespace dovetail::plan {
 
 TensorOnGrid::TensorOnGrid(const Grid& grid, RaggedTensor tensor)
@@ -21,6 +23,15 @@ bool TensorOnGrid::crosses_cleanly(int64_t b, int64_t end) const {
   return divides_last_ && (next_period + grid_.step >= end || divides_step_);
 }
 
+int64_t TensorOnGrid::skip_equal_cells(int64_t cell, int64_t head) const {
+  const int64_t base = cell / grid_.period * grid_.period;
+  if (head == 0) return std::max(base + last_, cell + grid_.step);
+  const int64_t span =
+      grid_.step - head + tensor_.extent;  // from a cell's start to the end of what starts in it
+  if (cell - base + span > last_) return cell + grid_.step;
+  return base + ((last_ - span) / grid_.step + 1) * grid_.step;
+}
+
 int64_t TensorOnGrid::earliest_start(int64_t from) const {
   const auto [extent, block] = tensor_;
   // It would cross every distance between boundaries.
@@ -34,7 +45,7 @@ int64_t TensorOnGrid::earliest_start(int64_t from) const {
     if (extent <= room) return low;
     const int64_t head = room - room % block;
     if (head > 0 && crosses_cleanly(b, b - head + extent)) return b - head;
-    low = b;
+    low = room == grid_.step ? skip_equal_cells(low, head) : b;
   }
   return -1;
 }

@@ -49,6 +49,9 @@ class TensorOnGrid {
  private:
   // Boundaries b < b' < end are all multiples of the block away from the boundary b.
   bool crosses_cleanly(int64_t b, int64_t end) const;
+  // The next cell to look at after a whole one at `cell` had no start: those alike, from which a
+  // tensor would cross nothing but whole cells either, have none.
+  int64_t skip_equal_cells(int64_t cell, int64_t head) const;
 
   Grid grid_;
   RaggedTensor tensor_;
