@@ -11,7 +11,7 @@
 // group can only be destroyed.
 //
 // Calls return at once; the memory named in a request belongs to the operation until wait() returns. Bytes move without
-// the caller, sums are taken in wait(). Handles may be waited for in any order. One thread at a time uses a Group and all
+// the caller, sums are taken in wait(). Handles may be waited for in any order, before their Group goes. One thread at a time uses a Group and all
 // that were split from the same world. Destroying a world while an exception unwinds is a fail() to the other members;
 // a world that is well takes leave of them, for at most the deadline.
 #pragma once

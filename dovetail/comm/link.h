@@ -57,6 +57,9 @@ class Link {
   // What is known of another rank, in words: "alive, in ...", "gone", "" for nothing.
   virtual std::string describe(int rank) = 0;
 
+  // While on, this rank waits for others in a way that the link does not see, and looks out for those that fall silent.
+  virtual void watch(bool on) = 0;
+
   // Reports a fault that this rank has seen, its own or another's; all waits of all ranks end soon. Returns the fault that
   // was reported first anywhere, so that those who stop because of it are not blamed. Bounded in time, never throws.
   virtual Fault report(const Fault& seen) noexcept = 0;

@@ -136,6 +136,10 @@ void P2PGroup::barrier(const Identity& id) {
 }
 
 std::unique_ptr<Group> P2PGroup::split(const std::vector<std::vector<int>>& groups) {
+  return std::make_unique<P2PGroup>(split_members(groups));
+}
+
+std::shared_ptr<P2PMembers> P2PGroup::split_members(const std::vector<std::vector<int>>& groups) {
   const int list = check_split(groups, members_->size(), members_->rank);
   std::vector<int32_t> mine = flatten(groups);
   mine.push_back(static_cast<int32_t>(members_->world->next_group()));
@@ -162,16 +166,19 @@ std::unique_ptr<Group> P2PGroup::split(const std::vector<std::vector<int>>& grou
     if (m == members_->rank) rank = static_cast<int>(ranks.size());
     ranks.push_back(members_->ranks[m]);
   }
-  return std::make_unique<P2PGroup>(
-      std::make_shared<P2PMembers>(members_->world, std::move(ranks), rank, static_cast<uint16_t>(number)));
+  return std::make_shared<P2PMembers>(members_->world, std::move(ranks), rank, static_cast<uint16_t>(number));
 }
 
 std::unique_ptr<Group> make_p2p_world(std::unique_ptr<Link> link, std::chrono::milliseconds deadline) {
+  return std::make_unique<P2PGroup>(make_p2p_members(std::move(link), deadline));
+}
+
+std::shared_ptr<P2PMembers> make_p2p_members(std::unique_ptr<Link> link, std::chrono::milliseconds deadline) {
   std::vector<int> ranks(static_cast<size_t>(link->size()));
   std::iota(ranks.begin(), ranks.end(), 0);
   const int rank = link->rank();
   auto world = std::make_shared<P2PWorld>(std::move(link), deadline);
-  return std::make_unique<P2PGroup>(std::make_shared<P2PMembers>(std::move(world), std::move(ranks), rank, 0));
+  return std::make_shared<P2PMembers>(std::move(world), std::move(ranks), rank, 0);
 }
 
 }  // namespace dovetail::comm

@@ -31,6 +31,7 @@ class P2PGroup final : public Group {
   std::vector<std::vector<std::byte>> gather_bytes(std::span<const std::byte> mine, const Identity& id) override;
   void barrier(const Identity& id) override;
   std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) override;
+  std::shared_ptr<P2PMembers> split_members(const std::vector<std::vector<int>>& groups);  // the caller's part of a split
   void fail(std::string_view reason) noexcept override;
   const Counters& counters() const override;
   std::chrono::milliseconds deadline() const override;
@@ -41,5 +42,6 @@ class P2PGroup final : public Group {
 
 // The group of all ranks of a link, numbered as there.
 std::unique_ptr<Group> make_p2p_world(std::unique_ptr<Link> link, std::chrono::milliseconds deadline);
+std::shared_ptr<P2PMembers> make_p2p_members(std::unique_ptr<Link> link, std::chrono::milliseconds deadline);
 
 }  // namespace dovetail::comm

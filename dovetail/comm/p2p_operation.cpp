@@ -65,6 +65,16 @@ void P2POperation::receive(int member, std::span<std::byte> bytes) {
   peer.expected_sizes = add_size(peer.expected_sizes, n);
 }
 
+void P2POperation::declare(int member, int64_t sends, int64_t expects) {
+  Peer& peer = peer_of(member);
+  peer.sends += sends;
+  peer.expects += expects;
+  if (sends > 0) peer.sent_sizes = add_size(peer.sent_sizes, sends);
+  if (expects > 0) peer.expected_sizes = add_size(peer.expected_sizes, expects);
+  sent_ += sends;
+  received_ += expects;
+}
+
 Header P2POperation::header_for(const Peer& peer) const {
   Header h = mine_;
   h.sends = peer.sends;

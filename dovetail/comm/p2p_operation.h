@@ -21,6 +21,9 @@ class P2POperation : public Work {
   // Members' messages in either direction match in order. Empty ones do not travel.
   void send(int member, std::span<const std::byte> bytes);
   void receive(int member, std::span<std::byte> bytes);
+  // Payload that travels by other means: agreed upon and counted as if it were messages.
+  void declare(int member, int64_t sends, int64_t expects);
+  const Header& header() const { return mine_; }
   // Sends the headers and starts all messages.
   void post();
   uint64_t order() const { return order_; }

@@ -42,6 +42,9 @@ class P2PWorld {
   // these first, so that ranks may wait in different orders.
   std::vector<P2PReduction*>& staged() { return staged_; }
 
+  // Keeps connections of another kind open until this rank has taken leave.
+  void keep(std::shared_ptr<void> connections) { kept_.push_back(std::move(connections)); }
+
   uint64_t next_order() { return ++order_; }
 
   // Numbers for the groups of a split; all its members pass the largest of theirs.
@@ -53,6 +56,7 @@ class P2PWorld {
   const std::chrono::milliseconds deadline_;
   const int unwinding_;
   Counters counters_;
+  std::vector<std::shared_ptr<void>> kept_;
   std::optional<CommError> failure_;
   std::vector<P2PReduction*> staged_;
   uint64_t order_ = 0;

@@ -70,6 +70,12 @@ Kernels kernels_of(DType dtype) {
   raise<ConfigError>("sums over ranks take fp32 or bf16, got {}", name_of(dtype));
 }
 
+int split_at(std::span<const int> ranks, int first, int last) {
+  const uint32_t low = ranks[first], high = ranks[last - 1];
+  const int bound = static_cast<int>(high & ~(std::bit_floor(low ^ high) - 1));
+  return static_cast<int>(std::lower_bound(ranks.begin() + first, ranks.begin() + last, bound) - ranks.begin());
+}
+
 // Evaluates one block of the tree. Leaves are (member, rank) pairs sorted by rank.
 struct Block {
   const Kernels& kernels;
@@ -79,17 +85,10 @@ struct Block {
 
   const std::byte* leaf(int i) const { return inputs[members[i]] + begin * kernels.size; }
 
-  // The first of the upper half of leaves [first, last).
-  int split(int first, int last) const {
-    const uint32_t low = ranks[first], high = ranks[last - 1];
-    const int bound = static_cast<int>(high & ~(std::bit_floor(low ^ high) - 1));
-    return static_cast<int>(std::lower_bound(ranks.begin() + first, ranks.begin() + last, bound) - ranks.begin());
-  }
-
   void evaluate(int first, int last, float* out) const {
     if (last - first == 1) return kernels.assign1(out, leaf(first), count);
     if (last - first == 2) return kernels.assign2(out, leaf(first), leaf(first + 1), count);
-    const int middle = split(first, last);
+    const int middle = split_at(ranks, first, last);
     // A pair is summed on the way into its sibling; addition commutes, so either side may be the one in memory.
     if (last - middle <= 2) {
       evaluate(first, middle, out);
@@ -119,6 +118,8 @@ SumTree::SumTree(std::span<const int> ranks) : members_(ranks.size()), ranks_(ra
   DT_CHECK(!ranks_.empty() && ranks_.front() >= 0, "a sum over ranks needs at least one, numbered from 0");
   DT_CHECK(std::adjacent_find(ranks_.begin(), ranks_.end()) == ranks_.end(), "a rank appears twice");
 }
+
+int SumTree::split(std::span<const int> ranks, int first, int last) { return split_at(ranks, first, last); }
 
 void SumTree::sum(std::span<const std::byte* const> inputs, DType dtype, std::span<float> output,
                   bool accumulate) const {

@@ -23,7 +23,23 @@ class SumTree {
   // depend on where it lies.
   void sum(std::span<const std::byte* const> inputs, DType dtype, std::span<float> output, bool accumulate) const;
 
+  // The same tree over values of any kind: leaf(member) gives one, add(a, b) their sum.
+  template <class Leaf, class Add>
+  auto fold(Leaf&& leaf, Add&& add) const {
+    return fold(0, static_cast<int>(members_.size()), leaf, add);
+  }
+
  private:
+  template <class Leaf, class Add>
+  auto fold(int first, int last, Leaf& leaf, Add& add) const -> decltype(leaf(0)) {
+    if (last - first == 1) return leaf(members_[first]);
+    const int middle = split(ranks_, first, last);
+    auto low = fold(first, middle, leaf, add);
+    return add(std::move(low), fold(middle, last, leaf, add));
+  }
+  // The first of the upper half of ranks [first, last).
+  static int split(std::span<const int> ranks, int first, int last);
+
   std::vector<int> members_;  // sorted by rank
   std::vector<int> ranks_;    // ascending
 };

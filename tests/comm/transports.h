@@ -19,7 +19,7 @@
 namespace dovetail::comm {
 
 struct World {
-  std::string transport;  // "threads", or "gloo": threads over one HashStore
+  std::string transport;  // "threads", or "gloo", "gloo_native": threads over one HashStore
   int size = 1;
 };
 
@@ -41,7 +41,7 @@ inline void run(const World& world, const std::function<void(Group&)>& body,
 
 inline std::vector<World> all_worlds() {
   std::vector<World> worlds;
-  for (const char* transport : {"threads", "gloo"}) {
+  for (const char* transport : {"threads", "gloo", "gloo_native"}) {
     for (int size : {1, 2, 3, 4, 8}) worlds.push_back({transport, size});
   }
   return worlds;

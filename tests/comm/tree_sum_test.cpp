@@ -4,7 +4,10 @@
 
 #include <cstring>
 
+#include <ATen/ATen.h>
+
 #include "dovetail/base/error.h"
+#include "dovetail/comm/c10d/native_group.h"
 #include "tests/comm/transports.h"
 
 namespace dovetail::comm {
@@ -60,6 +63,29 @@ TEST(SumTree, KeepsInfinitiesAndNaN) {
   EXPECT_TRUE(std::isnan(out[1]));
   EXPECT_TRUE(std::isnan(out[2]));
   EXPECT_TRUE(std::signbit(out[3]));
+}
+
+// What CUDA memory gets: the same tree by tensor operations.
+TEST(SumTree, TensorsGiveTheSameBits) {
+  for (const std::vector<int>& ranks : {std::vector{0, 1}, {3, 0, 2, 1}, {0, 1, 2}, {6, 5, 4, 3, 2, 1, 0}}) {
+    const SumTree tree(ranks);
+    for (DType dtype : {DType::f32, DType::bf16}) {
+      std::vector<at::Tensor> inputs;
+      std::vector<const std::byte*> pointers;
+      for (int r : ranks) {
+        at::Tensor t = at::empty({1500}, at::kFloat);
+        for (int i = 0; i < 1500; ++i) t.data_ptr<float>()[i] = value_at(r, i);
+        inputs.push_back(dtype == DType::f32 ? t : t.to(at::kBFloat16));
+      }
+      for (const at::Tensor& t : inputs) pointers.push_back(static_cast<const std::byte*>(t.const_data_ptr()));
+      for (bool accumulate : {false, true}) {
+        at::Tensor expected = at::full({1500}, 0.25f), got = expected.clone();
+        tree.sum(pointers, dtype, {expected.data_ptr<float>(), 1500}, accumulate);
+        sum_tensors(tree, inputs, got, accumulate);
+        EXPECT_TRUE(at::equal(got, expected));
+      }
+    }
+  }
 }
 
 TEST(SumTree, RefusesOtherTypesAndRepeatedRanks) {

@@ -25,6 +25,15 @@ TEST(World, ImpossibleOptionsAreRefusedByName) {
   EXPECT_THAT([] { parse_world_backend("mpi"); }, testing::ThrowsMessage<ConfigError>(HasSubstr("\"mpi\"")));
 }
 
+TEST(World, NcclIsRefusedWhereTorchHasNone) {
+#ifndef USE_C10D_NCCL
+  WorldOptions o{.size = 1, .store = c10::make_intrusive<::c10d::HashStore>(), .backend = parse_world_backend("nccl")};
+  EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<ConfigError>(HasSubstr("backend nccl")));
+#else
+  GTEST_SKIP() << "torch has NCCL";
+#endif
+}
+
 TEST(World, ARankThatDoesNotComeIsNamed) {
   WorldOptions o;
   o.size = 3;

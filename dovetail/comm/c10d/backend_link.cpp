@@ -71,6 +71,7 @@ class BackendLink final : public Link {
 
   void enter(const Header& operation) override { heartbeat_->enter(operation); }
   std::string describe(int rank) override { return heartbeat_->describe(rank); }
+  void watch(bool on) override { heartbeat_->watch(on); }
   Fault report(const Fault& seen) noexcept override { return heartbeat_->report(seen); }
 
   // Connections are closed hard, so nobody closes before all have said that they have everything.

@@ -57,6 +57,10 @@ class Heartbeat::Pulse {
     std::lock_guard lock(mutex_);
     operation_ = operation;
   }
+  void watch(bool on) {
+    std::lock_guard lock(mutex_);
+    watching_ = on;
+  }
   void leaving() {
     std::lock_guard lock(mutex_);
     leaving_ = true;
@@ -78,6 +82,7 @@ class Heartbeat::Pulse {
   void lose_store();
   Fault parse_fault(const std::string& text) const;
   bool silent(int rank) const;
+  int first_silent() const;
   int64_t silence_ms(int rank) const;
   std::string describe_locked(int rank) const;
 
@@ -92,7 +97,7 @@ class Heartbeat::Pulse {
   bool poked_ = false, stop_ = false, ended_ = false, leaving_ = false, store_lost_ = false;
   bool store_slow_ = false;  // a call has hung
   Clock::time_point sampled_{};
-  bool want_sample_ = false;
+  bool want_sample_ = false, watching_ = false;
   Clock::time_point call_since_{};           // of the store call under way
   std::optional<Fault> to_report_, first_;
   std::vector<Seen> seen_;
@@ -180,6 +185,13 @@ bool Heartbeat::Pulse::silent(int rank) const {
          Clock::now() - seen_[rank].changed > 3 * interval_;
 }
 
+int Heartbeat::Pulse::first_silent() const {
+  for (int r = 0; r < options_.size; ++r) {
+    if (silent(r)) return r;
+  }
+  return -1;
+}
+
 int64_t Heartbeat::Pulse::silence_ms(int rank) const {
   return duration_cast<milliseconds>(Clock::now() - seen_[rank].changed).count();
 }
@@ -188,7 +200,10 @@ int64_t Heartbeat::Pulse::silence_ms(int rank) const {
 void Heartbeat::Pulse::stop_wait_if_hopeless() {
   if (!waiting_) return;
   if (!first_ && (leaving_ || seen_[waiting_peer_].samples_after_leaving < 3)) return;
-  waiting_->abort();
+  try {
+    waiting_->abort();
+  } catch (const std::exception&) {  // it ends by itself
+  }
 }
 
 void Heartbeat::Pulse::run() {
@@ -201,7 +216,7 @@ void Heartbeat::Pulse::run() {
       poked_ = false;
       beat(lock);
     }
-    if ((due && waiting_) || want_sample_) sample(lock);
+    if ((due && (waiting_ || watching_)) || want_sample_) sample(lock);
     stop_wait_if_hopeless();
     if (due) next = Clock::now() + interval_;
     if (stop_ || to_report_ || poked_ || (want_sample_ && !store_lost_)) continue;
@@ -252,13 +267,17 @@ std::string Heartbeat::Pulse::describe(int rank) {
 Fault Heartbeat::Pulse::report(Fault seen) {
   Lock lock(mutex_);
   if (first_) return *first_;
+  if (seen.rank < 0) {
+    watching_ = true;
+    answered_.wait_for(lock, 4 * interval_, [&] { return first_ || store_lost_ || first_silent() >= 0; });
+    watching_ = false;
+    if (first_) return *first_;
+  }
   // A rank that waits for a dead one is not at fault.
-  if (seen.rank != options_.rank && seen.rank >= 0 && !silent(seen.rank)) {
-    for (int r = 0; r < options_.size; ++r) {
-      if (!silent(r)) continue;
+  if (seen.rank != options_.rank && (seen.rank < 0 || !silent(seen.rank))) {
+    if (const int r = first_silent(); r >= 0) {
       seen = {r, fmt::format("rank {} has sent no heartbeat for {} ms, last seen in {}", r, silence_ms(r),
                              seen_[r].operation())};
-      break;
     }
   }
   const bool in_call = call_since_ != Clock::time_point{};
@@ -316,6 +335,7 @@ Heartbeat::~Heartbeat() { pulse_->stop(pulse_->runner_); }
 
 void Heartbeat::enter(const Header& operation) { pulse_->enter(operation); }
 std::string Heartbeat::describe(int rank) { return pulse_->describe(rank); }
+void Heartbeat::watch(bool on) { pulse_->watch(on); }
 void Heartbeat::leaving() { pulse_->leaving(); }
 void Heartbeat::end_wait() { pulse_->end_wait(); }
 bool Heartbeat::begin_wait(const c10::intrusive_ptr<::c10d::Work>& work, int peer) {

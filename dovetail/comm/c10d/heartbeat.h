@@ -42,6 +42,9 @@ class Heartbeat {
 
   void enter(const Header& operation);
   std::string describe(int rank);
+  // Reads the others' beats at every interval while on, as during begin_wait() .. end_wait().
+  void watch(bool on);
+  // A fault without a rank waits for up to four intervals for one to fall silent.
   Fault report(const Fault& seen) noexcept;
   void leaving();
 

@@ -7,7 +7,10 @@
 #include "dovetail/comm/c10d/backend_link.h"
 #include "dovetail/comm/c10d/gloo_backend.h"
 #include "dovetail/comm/c10d/heartbeat.h"
+#include "dovetail/comm/c10d/native_group.h"
+#include "dovetail/comm/c10d/nccl_backend.h"
 #include "dovetail/comm/p2p_group.h"
+#include "dovetail/comm/p2p_world.h"
 
 namespace dovetail::comm {
 namespace {
@@ -61,6 +64,10 @@ void meet(const Store& store, const WorldOptions& o) {
   }
 }
 
+Store prefixed(const std::string& name, const Store& store) {
+  return c10::make_intrusive<::c10d::PrefixStore>(name, store);
+}
+
 GlooOptions gloo_options(const WorldOptions& o) {
   GlooOptions gloo{o.hostname, o.interface, o.connect};
   if (gloo.hostname.empty() && gloo.interface.empty() && (o.store || is_local(o.address))) gloo.hostname = "127.0.0.1";
@@ -86,13 +93,22 @@ WorldBackend parse_world_backend(std::string_view name) {
 
 std::unique_ptr<Group> make_world(const WorldOptions& o) {
   check(o);
+  if (o.backend == WorldBackend::nccl) require_nccl();
   const Store outer = open_store(o);
-  const Store store = c10::make_intrusive<::c10d::PrefixStore>(o.name, outer);
+  const Store store = prefixed(o.name, outer);
   const int store_rank = o.store ? -1 : 0;
   auto heartbeat = std::make_unique<Heartbeat>(store->clone(), Heartbeat::Options{o.rank, o.size, o.deadline, store_rank});
   meet(store, o);
-  auto backend = connect(c10::make_intrusive<::c10d::PrefixStore>("gloo", store), o);
-  return make_p2p_world(make_backend_link(outer, std::move(heartbeat), std::move(backend)), o.deadline);
+  auto members = make_p2p_members(make_backend_link(outer, std::move(heartbeat), connect(prefixed("gloo", store), o)), o.deadline);
+  if (o.backend == WorldBackend::gloo) return std::make_unique<P2PGroup>(std::move(members));
+  NativeOptions native;
+  native.device = o.backend == WorldBackend::nccl ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(o.device)) : at::kCPU;
+  native.connect = [store, gloo = gloo_options(o), o](const std::string& name, int rank, int size) {
+    const Store own = prefixed(name, store);
+    return o.backend == WorldBackend::nccl ? make_nccl_backend(own, rank, size, o.deadline)
+                                           : make_gloo_backend(own, rank, size, gloo);
+  };
+  return make_native_group(std::move(members), std::move(native), "native");
 }
 
 }  // namespace dovetail::comm

@@ -37,6 +37,8 @@ struct WorldOptions {
   std::string interface{};  // network interface of the data connections
   std::string hostname{};   // or the address to bind them to; both empty: loopback where `address` is, else this machine's name
 
+  int device = 0;           // the CUDA device of backend nccl
+
   std::chrono::milliseconds deadline{300'000};  // of every wait
   std::chrono::milliseconds connect{60'000};    // for all ranks to come together
 };
