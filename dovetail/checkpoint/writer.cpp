@@ -116,8 +116,8 @@ std::string CheckpointWriter::prepare(const ShardedState& state,
   if (world_.rank() == 0) {
     name_ = to_text(free_name(options_.folder, training.step));
     files_->create_folder(writing_path(options_.folder, name_));
-    folder_made_ = true;
-    files_->sync_folder(options_.folder);
+    folder_made_ =
+        true;  // synced with the rename; waiting for the disk here would hold up training
     text["name"] = name_;
   }
   return text.dump();
