@@ -74,7 +74,8 @@ TEST(House, FilesAndLinesAreShort) {
       if (const int n = columns(file.lines[line]); n > kMostColumns)
         too_long += at(file, line) + std::to_string(n) + " columns\n";
   }
-  EXPECT_THAT(too_long, IsEmpty()) << "at most " << kMostLines << " lines of " << kMostColumns << " columns";
+  EXPECT_TRUE(too_long.empty()) << "wanted at most " << kMostLines << " lines of " << kMostColumns << " columns; got\n"
+                                << too_long;
 }
 
 // The scans themselves: they find what they are for and leave alone what they should.
