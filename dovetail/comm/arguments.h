@@ -1,4 +1,5 @@
-// Checks of what callers pass to a Group, shared by its implementations. A broken one is a bug of the caller in Dovetail.
+// Checks of what callers pass to a Group, shared by its implementations. A broken one is a bug of the caller in
+// Dovetail.
 #pragma once
 
 #include <span>

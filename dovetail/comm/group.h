@@ -1,19 +1,19 @@
 // A set of ranks that communicate: the one interface between the engine and every transport.
 //
-// Members are numbered 0..size()-1 in the order in which they were named to split() (shard order, see design section 1),
-// which need not be rank order. Sums over members always follow one fixed binary tree over their *global* rank numbers,
-// ((0+1)+(2+3)), so that hierarchical and flat reductions give the same bits when the world is a power of two; for other
-// sizes the tree splits at the largest power of two below the size.
+// Members are numbered 0..size()-1 in the order in which they were named to split() (shard order, see design section
+// 1), which need not be rank order. Sums over members always follow one fixed binary tree over their *global* rank
+// numbers, ((0+1)+(2+3)), so that hierarchical and flat reductions give the same bits when the world is a power of
+// two; for other sizes the tree splits at the largest power of two below the size.
 //
-// All members issue the same calls in the same order. Every call carries an Identity; members that disagree about it, or
-// about sizes, get a CommError that names both sides before any byte is used. A member that is dead or silent for longer
-// than the deadline becomes a CommError on every other one, with its global rank and the operation. After a CommError the
-// group can only be destroyed.
+// All members issue the same calls in the same order. Every call carries an Identity; members that disagree about it,
+// or about sizes, get a CommError that names both sides before any byte is used. A member that is dead or silent for
+// longer than the deadline becomes a CommError on every other one, with its global rank and the operation. After a
+// CommError the group can only be destroyed.
 //
-// Calls return at once; the memory named in a request belongs to the operation until wait() returns. Bytes move without
-// the caller, sums are taken in wait(). Handles may be waited for in any order, before their Group goes. One thread at a time uses a Group and all
-// that were split from the same world. Destroying a world while an exception unwinds is a fail() to the other members;
-// a world that is well takes leave of them, for at most the deadline.
+// Calls return at once; the memory named in a request belongs to the operation until wait() returns. Bytes move
+// without the caller, sums are taken in wait(). Handles may be waited for in any order, before their Group goes. One
+// thread at a time uses a Group and all that were split from the same world. Destroying a world while an exception
+// unwinds is a fail() to the other members; a world that is well takes leave of them, for at most the deadline.
 #pragma once
 
 #include <chrono>
@@ -89,18 +89,18 @@ class Group {
   virtual int64_t all_reduce_scratch_bytes(int64_t elements) const = 0;
   virtual WorkHandle all_reduce(std::span<float> data, std::span<std::byte> scratch, const Identity& id) = 0;
 
-  // Point-to-point moves run at once. Every member calls it, with empty lists where it has no part; messages between two
-  // members match in the order of their lists.
+  // Point-to-point moves run at once. Every member calls it, with empty lists where it has no part; messages between
+  // two members match in the order of their lists.
   virtual WorkHandle exchange(std::span<const Send> sends, std::span<const Receive> receives, const Identity& id) = 0;
 
-  // Returns every member's bytes in member order; lengths may differ. Small control messages (votes, hashes): counted as
-  // control bytes. Blocks.
+  // Returns every member's bytes in member order; lengths may differ. Small control messages (votes, hashes): counted
+  // as control bytes. Blocks.
   virtual std::vector<std::vector<std::byte>> gather_bytes(std::span<const std::byte> mine, const Identity& id) = 0;
 
   virtual void barrier(const Identity& id) = 0;
 
-  // A group of the named members of this one (numbers here), numbered there in the order given. Called by all members of
-  // this group with the lists of all new groups (disjoint; each member in exactly one); returns the caller's.
+  // A group of the named members of this one (numbers here), numbered there in the order given. Called by all members
+  // of this group with the lists of all new groups (disjoint; each member in exactly one); returns the caller's.
   virtual std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) = 0;
 
   // Tells every rank of the world that this one goes no further and why: their waits end with a CommError that names it

@@ -1,8 +1,8 @@
-// What a transport has to offer: messages between two ranks under a tag, and word of who is gone. Groups are built on this
-// alone (p2p_group.h), so every transport gives the same bits and the same errors.
+// What a transport has to offer: messages between two ranks under a tag, and word of who is gone. Groups are built on
+// this alone (p2p_group.h), so every transport gives the same bits and the same errors.
 //
-// Messages from one rank to another under one tag match in the order in which they are posted on each side, and both sides
-// name the same number of bytes. Nothing is buffered: a send is done when its bytes have left or been received.
+// Messages from one rank to another under one tag match in the order in which they are posted on each side, and both
+// sides name the same number of bytes. Nothing is buffered: a send is done when its bytes have left or been received.
 #pragma once
 
 #include <chrono>
@@ -28,8 +28,8 @@ enum class Outcome {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Blocks until the outcome is known, at most until then. Bytes move without it. After `late` or `broken` the link may be
-  // unusable; other transfers can still be asked whether they were done before.
+  // Blocks until the outcome is known, at most until then. Bytes move without it. After `late` or `broken` the link
+  // may be unusable; other transfers can still be asked whether they were done before.
   virtual Outcome wait(Clock::time_point until) = 0;
 };
 using TransferHandle = std::unique_ptr<Transfer>;
@@ -60,8 +60,9 @@ class Link {
   // While on, this rank waits for others in a way that the link does not see, and looks out for those that fall silent.
   virtual void watch(bool on) = 0;
 
-  // Reports a fault that this rank has seen, its own or another's; all waits of all ranks end soon. Returns the fault that
-  // was reported first anywhere, so that those who stop because of it are not blamed. Bounded in time, never throws.
+  // Reports a fault that this rank has seen, its own or another's; all waits of all ranks end soon. Returns the fault
+  // that was reported first anywhere, so that those who stop because of it are not blamed. Bounded in time, never
+  // throws.
   virtual Fault report(const Fault& seen) noexcept = 0;
 
   // Called once by a rank that has nothing more to send or receive, before destruction and only without a fault. Waits

@@ -124,7 +124,8 @@ uint32_t payload_base(const Header& header) {
 }
 
 uint32_t payload_tag(uint32_t base, int stage, int64_t bytes) {
-  const uint32_t linear = base + static_cast<uint32_t>(stage) * 0x3C6EF372u + static_cast<uint32_t>(bytes) * 0x9E3779B1u;
+  const uint32_t linear =
+      base + static_cast<uint32_t>(stage) * 0x3C6EF372u + static_cast<uint32_t>(bytes) * 0x9E3779B1u;
   return kPayloadBit | (linear & (kPayloadBit - 1));
 }
 

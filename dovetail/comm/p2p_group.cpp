@@ -58,7 +58,8 @@ Gathered P2PGroup::all_gather(std::span<const GatherPlane> planes, const Identit
     if (own > 0 && plane.shard != place) std::memcpy(place, plane.shard, own);
     for (int i = 1; i < size; ++i) {
       const int to = (me + i) % size, from = (me - i + size) % size;
-      operation->receive(from, {plane.whole + plane.slices[from].begin, static_cast<size_t>(plane.slices[from].size())});
+      operation->receive(from,
+                         {plane.whole + plane.slices[from].begin, static_cast<size_t>(plane.slices[from].size())});
       operation->send(to, {place, own});
     }
     result.whole.push_back(plane.whole);
@@ -105,7 +106,8 @@ WorkHandle P2PGroup::all_reduce(std::span<float> data, std::span<std::byte> scra
 WorkHandle P2PGroup::exchange(std::span<const Send> sends, std::span<const Receive> receives, const Identity& id) {
   const int size = members_->size(), me = members_->rank;
   for (const Send& s : sends) DT_CHECK(s.to >= 0 && s.to < size, "send to member {} of {}", s.to, size);
-  for (const Receive& r : receives) DT_CHECK(r.from >= 0 && r.from < size, "receive from member {} of {}", r.from, size);
+  for (const Receive& r : receives)
+    DT_CHECK(r.from >= 0 && r.from < size, "receive from member {} of {}", r.from, size);
   copy_own(sends, receives, me);
   if (size == 1) {
     members_->world->check();
@@ -154,8 +156,9 @@ std::shared_ptr<P2PMembers> P2PGroup::split_members(const std::vector<std::vecto
     const std::span ours(mine.data(), mine.size() - 1), lists(theirs.data(), theirs.empty() ? 0 : theirs.size() - 1);
     if (!std::ranges::equal(ours, lists)) {
       const int me = members_->ranks[members_->rank], them = members_->ranks[m];
-      members_->world->blame_pair(them, fmt::format("ranks {} and {} split a group differently: rank {}: {}; rank {}: {}", me,
-                                                    them, me, text_of(ours), them, text_of(lists)));
+      members_->world->blame_pair(
+          them, fmt::format("ranks {} and {} split a group differently: rank {}: {}; rank {}: {}", me, them, me,
+                            text_of(ours), them, text_of(lists)));
     }
     number = std::max(number, theirs.back());
   }

@@ -1,8 +1,9 @@
 // A Group over any Link: every collective is made of direct messages, so all transports give the same bits.
 //
-// all_gather: each member sends its slice to each other one. reduce_scatter: each member sends every other one's slice to
-// it and sums what it gets over the tree. all_reduce: the two after one another, by equal slices. Between each two members
-// and per operation there travel one header (64 control bytes) each way and the payload; nothing waits for a round trip.
+// all_gather: each member sends its slice to each other one. reduce_scatter: each member sends every other one's
+// slice to it and sums what it gets over the tree. all_reduce: the two after one another, by equal slices. Between
+// each two members and per operation there travel one header (64 control bytes) each way and the payload; nothing
+// waits for a round trip.
 #pragma once
 
 #include <chrono>
@@ -31,7 +32,8 @@ class P2PGroup final : public Group {
   std::vector<std::vector<std::byte>> gather_bytes(std::span<const std::byte> mine, const Identity& id) override;
   void barrier(const Identity& id) override;
   std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) override;
-  std::shared_ptr<P2PMembers> split_members(const std::vector<std::vector<int>>& groups);  // the caller's part of a split
+  // The caller's part of a split.
+  std::shared_ptr<P2PMembers> split_members(const std::vector<std::vector<int>>& groups);
   void fail(std::string_view reason) noexcept override;
   const Counters& counters() const override;
   std::chrono::milliseconds deadline() const override;

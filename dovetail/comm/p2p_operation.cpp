@@ -173,16 +173,17 @@ void P2POperation::verify(Peer& peer) {
   const Header theirs = decode(peer.header_in);
   const int me = global(members_->rank), them = global(peer.member);
   if (!same_operation(mine_, theirs)) {
-    world().blame_pair(them, fmt::format("ranks {} and {} are in different operations: rank {}: {}; rank {}: {}", me, them,
-                                         me, mine_.describe(), them, theirs.describe()));
+    world().blame_pair(them, fmt::format("ranks {} and {} are in different operations: rank {}: {}; rank {}: {}", me,
+                                         them, me, mine_.describe(), them, theirs.describe()));
   }
   if (is_control(mine_.operation)) return accept(peer, theirs);
   const bool sizes_agree = theirs.sends == peer.expects && theirs.expects == peer.sends;
   if (!sizes_agree || theirs.messages != peer.expected_sizes) {
-    world().blame_pair(them, fmt::format("ranks {} and {} disagree about sizes in {}: rank {} sends {} bytes and expects {}; "
-                                         "rank {} sends {} bytes and expects {}{}",
-                                         me, them, mine_.describe(), me, peer.sends, peer.expects, them, theirs.sends,
-                                         theirs.expects, sizes_agree ? ", in messages of other sizes" : ""));
+    world().blame_pair(
+        them, fmt::format("ranks {} and {} disagree about sizes in {}: rank {} sends {} bytes and expects {}; "
+                          "rank {} sends {} bytes and expects {}{}",
+                          me, them, mine_.describe(), me, peer.sends, peer.expects, them, theirs.sends,
+                          theirs.expects, sizes_agree ? ", in messages of other sizes" : ""));
   }
   accept(peer, theirs);
 }
@@ -216,7 +217,8 @@ void P2POperation::fail_late(int member) {
     }
     const int rank = global(peer.member);
     const std::string state = world().link().describe(rank);
-    silent += fmt::format("{}rank {}{}", silent.empty() ? "" : ", ", rank, state.empty() ? "" : fmt::format(" ({})", state));
+    silent += fmt::format("{}rank {}{}", silent.empty() ? "" : ", ", rank,
+                          state.empty() ? "" : fmt::format(" ({})", state));
     if (first < 0) first = rank;
   }
   world().blame(mine_, {first, fmt::format("no answer within {} ms from {}", world().deadline().count(), silent)});

@@ -20,7 +20,8 @@ class P2PReduction;
 class P2PWorld {
  public:
   P2PWorld(std::unique_ptr<Link> link, std::chrono::milliseconds deadline);
-  // Takes leave of the other ranks (at most the deadline) or, while an exception unwinds, reports that this rank failed.
+  // Takes leave of the other ranks (at most the deadline) or, while an exception unwinds, reports that this rank
+  // failed.
   ~P2PWorld();
   P2PWorld(const P2PWorld&) = delete;
 
@@ -38,8 +39,8 @@ class P2PWorld {
   [[noreturn]] void blame_pair(int peer, const std::string& message);
   void fail(std::string_view reason) noexcept;
 
-  // All-reduces whose second half is still to be posted, in the order of their posting. Whoever waits for anything posts
-  // these first, so that ranks may wait in different orders.
+  // All-reduces whose second half is still to be posted, in the order of their posting. Whoever waits for anything
+  // posts these first, so that ranks may wait in different orders.
   std::vector<P2PReduction*>& staged() { return staged_; }
 
   // Keeps connections of another kind open until this rank has taken leave.

@@ -10,7 +10,8 @@ namespace {
 
 using Builder = std::unique_ptr<Model> (*)(const nlohmann::json&, const at::TensorOptions&);
 
-std::unique_ptr<Model> build_llama(const nlohmann::json& options, const at::TensorOptions& tensors) {
+std::unique_ptr<Model> build_llama(const nlohmann::json& options,
+                                   const at::TensorOptions& tensors) {
   return std::make_unique<LanguageModel>(parse_llama_config(options), tensors);
 }
 

@@ -15,7 +15,8 @@ bool is_captured(const Node& node, size_t edge) {
 
 void refuse_second_order(std::string_view operation) {
   if (at::GradMode::is_enabled())
-    raise<StateError>("{} has no second-order gradient: its backward cannot run with create_graph", operation);
+    raise<StateError>("{} has no second-order gradient: its backward cannot run with create_graph",
+                      operation);
 }
 
 void attach_output(const c10::intrusive_ptr<Node>& node, at::Tensor& output) {

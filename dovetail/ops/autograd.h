@@ -1,6 +1,7 @@
-// What the hand-written autograd nodes of this layer have in common. A node's forward runs below autograd; its apply()
-// computes plain values when grad mode is off and, when the graph of the backward is wanted (create_graph), either builds
-// the gradient from differentiable operations or refuses by name.
+// What the hand-written autograd nodes of this layer have in common. A node's forward runs below
+// autograd; its apply() computes plain values when grad mode is off and, when the graph of the
+// backward is wanted (create_graph), either builds the gradient from differentiable operations or
+// refuses by name.
 #pragma once
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -21,8 +22,8 @@ bool records_graph(const T&... tensors) {
   return at::GradMode::is_enabled() && ((tensors.defined() && tensors.requires_grad()) || ...);
 }
 
-// In apply(): whether the request asks for this edge's gradient itself (autograd::grad), so that it must be returned and
-// may not go to a sink.
+// In apply(): whether the request asks for this edge's gradient itself (autograd::grad), so that it
+// must be returned and may not go to a sink.
 bool is_captured(const Node& node, size_t edge);
 
 // In apply() of an operation without second-order gradients: throws StateError under create_graph.

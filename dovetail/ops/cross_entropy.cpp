@@ -20,8 +20,12 @@ using Normalizers = std::vector<Normalizer>;
 
 class CrossEntropyNode : public Node {
  public:
-  CrossEntropyNode(const at::Tensor& logits, at::Tensor targets, Normalizers normalizers, LogitsUse use, int64_t ignored)
-      : logits_(logits, false), targets_(std::move(targets)), normalizers_(std::move(normalizers)), use_(use),
+  CrossEntropyNode(const at::Tensor& logits, at::Tensor targets, Normalizers normalizers,
+                   LogitsUse use, int64_t ignored)
+      : logits_(logits, false),
+        targets_(std::move(targets)),
+        normalizers_(std::move(normalizers)),
+        use_(use),
         ignored_(ignored) {}
 
   std::string name() const override { return "dovetail::CrossEntropyBackward"; }
@@ -30,7 +34,8 @@ class CrossEntropyNode : public Node {
     refuse_second_order("softmax_cross_entropy");
     const std::lock_guard lock(mutex_);
     if (!grads[0].defined()) return variable_list(1);
-    if (spent_) raise<StateError>("softmax_cross_entropy: backward ran before and overwrote the logits");
+    if (spent_)
+      raise<StateError>("softmax_cross_entropy: backward ran before and overwrote the logits");
     const at::Tensor logits = logits_.unpack().detach();
     spent_ = use_ == LogitsUse::overwrite;
     const at::Tensor grad = spent_ ? logits : at::empty_like(logits);
@@ -77,16 +82,18 @@ void check_arguments(const at::Tensor& logits, const at::Tensor& targets, int64_
   check_float_rows(logits, "softmax_cross_entropy");
   if (logits.dim() < 1 || logits.sizes().slice(0, logits.dim() - 1) != targets.sizes() ||
       targets.scalar_type() != at::kLong)
-    raise<ConfigError>("softmax_cross_entropy: logits {} want int64 targets of the leading shape, got {} {}",
-                       c10::str(logits.sizes()), c10::toString(targets.scalar_type()), c10::str(targets.sizes()));
+    raise<ConfigError>(
+        "softmax_cross_entropy: logits {} want int64 targets of the leading shape, got {} {}",
+        c10::str(logits.sizes()), c10::toString(targets.scalar_type()), c10::str(targets.sizes()));
   const int64_t* target = targets.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < targets.numel(); ++i)
     if (target[i] != ignored && (target[i] < 0 || target[i] >= logits.size(-1)))
-      raise<ConfigError>("softmax_cross_entropy: target {} at position {} is outside [0, {})", target[i], i,
-                         logits.size(-1));
+      raise<ConfigError>("softmax_cross_entropy: target {} at position {} is outside [0, {})",
+                         target[i], i, logits.size(-1));
 }
 
-LossSum forward(const at::Tensor& logits, const at::Tensor& targets, int64_t ignored, Normalizers& normalizers) {
+LossSum forward(const at::Tensor& logits, const at::Tensor& targets, int64_t ignored,
+                Normalizers& normalizers) {
   const int64_t classes = logits.size(-1), count = targets.numel();
   const int64_t* target = targets.const_data_ptr<int64_t>();
   normalizers.resize(static_cast<size_t>(count));
@@ -108,7 +115,8 @@ LossSum forward(const at::Tensor& logits, const at::Tensor& targets, int64_t ign
 
 }  // namespace
 
-LossSum softmax_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, LogitsUse use, int64_t ignore_index) {
+LossSum softmax_cross_entropy(const at::Tensor& logits, const at::Tensor& targets, LogitsUse use,
+                              int64_t ignore_index) {
   const at::Tensor x = logits.contiguous(), y = targets.contiguous();
   check_arguments(x, y, ignore_index);
   Normalizers normalizers;
@@ -118,7 +126,8 @@ LossSum softmax_cross_entropy(const at::Tensor& logits, const at::Tensor& target
     loss = forward(x, y, ignore_index, normalizers);
   }
   if (records_graph(x))
-    record(c10::make_intrusive<CrossEntropyNode>(x, y, std::move(normalizers), use, ignore_index), loss.sum, x);
+    record(c10::make_intrusive<CrossEntropyNode>(x, y, std::move(normalizers), use, ignore_index),
+           loss.sum, x);
   return loss;
 }
 

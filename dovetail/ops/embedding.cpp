@@ -17,11 +17,13 @@ namespace {
 
 void check_indices(const at::Tensor& indices, int64_t vocabulary) {
   if (indices.scalar_type() != at::kLong)
-    raise<ConfigError>("embedding: wants int64 indices, got {}", c10::toString(indices.scalar_type()));
+    raise<ConfigError>("embedding: wants int64 indices, got {}",
+                       c10::toString(indices.scalar_type()));
   const int64_t* index = indices.const_data_ptr<int64_t>();
   for (int64_t i = 0; i < indices.numel(); ++i)
     if (index[i] < 0 || index[i] >= vocabulary)
-      raise<ConfigError>("embedding: index {} at position {} is outside [0, {})", index[i], i, vocabulary);
+      raise<ConfigError>("embedding: index {} at position {} is outside [0, {})", index[i], i,
+                         vocabulary);
 }
 
 at::Tensor look_up(const at::Tensor& indices, const at::Tensor& weight) {
@@ -35,18 +37,21 @@ at::Tensor look_up(const at::Tensor& indices, const at::Tensor& weight) {
   const auto* from = static_cast<const std::byte*>(weight.const_data_ptr());
   auto* to = static_cast<std::byte*>(out.mutable_data_ptr());
   parallel_rows(indices.numel(), dim, [&](int64_t begin, int64_t end) {
-    for (int64_t i = begin; i < end; ++i) std::memcpy(to + i * bytes, from + index[i] * stride, bytes);
+    for (int64_t i = begin; i < end; ++i)
+      std::memcpy(to + i * bytes, from + index[i] * stride, bytes);
   });
   return out;
 }
 
-// target[v] += sum of g's rows whose index is v; `target` has contiguous rows, g [n, dim] is contiguous.
+// target[v] += sum of g's rows whose index is v; `target` has contiguous rows, g [n, dim] is
+// contiguous.
 void add_rows(const at::Tensor& indices, const at::Tensor& g, const at::Tensor& target) {
   const int64_t n = g.size(0), dim = g.size(1);
   const int64_t* index = indices.const_data_ptr<int64_t>();
   std::vector<int64_t> order(static_cast<size_t>(n)), starts;
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return index[a] < index[b]; });
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return index[a] < index[b]; });
   for (int64_t i = 0; i < n; ++i)
     if (i == 0 || index[order[i]] != index[order[i - 1]]) starts.push_back(i);
   starts.push_back(n);
@@ -81,8 +86,12 @@ void write_gradient(const at::Tensor& indices, const at::Tensor& g, at::Tensor t
 
 class EmbeddingNode : public Node {
  public:
-  EmbeddingNode(const at::Tensor& indices, const at::Tensor& weight, std::shared_ptr<GradientSink> sink)
-      : indices_(indices, false), vocabulary_(weight.size(0)), dim_(weight.size(1)), sink_(std::move(sink)) {}
+  EmbeddingNode(const at::Tensor& indices, const at::Tensor& weight,
+                std::shared_ptr<GradientSink> sink)
+      : indices_(indices, false),
+        vocabulary_(weight.size(0)),
+        dim_(weight.size(1)),
+        sink_(std::move(sink)) {}
 
   std::string name() const override { return "dovetail::EmbeddingBackward"; }
 
@@ -91,7 +100,8 @@ class EmbeddingNode : public Node {
     if (!grads[0].defined() || !task_should_compute_output(0)) return variable_list(1);
     const at::Tensor indices = indices_.unpack();
     if (at::GradMode::is_enabled())
-      return {at::embedding_dense_backward(grads[0], indices, vocabulary_, /*padding_idx=*/-1, false)};
+      return {
+          at::embedding_dense_backward(grads[0], indices, vocabulary_, /*padding_idx=*/-1, false)};
     const at::Tensor g = grads[0].reshape({indices.numel(), dim_}).contiguous();
     if (sink_ && !is_captured(*this, 0)) {
       if (const auto target = sink_->next_contribution()) {
@@ -117,9 +127,11 @@ class EmbeddingNode : public Node {
 
 }  // namespace
 
-at::Tensor embedding_rows(const at::Tensor& indices, const at::Tensor& weight, const std::shared_ptr<GradientSink>& sink) {
+at::Tensor embedding_rows(const at::Tensor& indices, const at::Tensor& weight,
+                          const std::shared_ptr<GradientSink>& sink) {
   if (weight.dim() != 2)
-    raise<ConfigError>("embedding: wants weight [vocabulary, dim], got {}", c10::str(weight.sizes()));
+    raise<ConfigError>("embedding: wants weight [vocabulary, dim], got {}",
+                       c10::str(weight.sizes()));
   check_float_rows(weight, "embedding");
   const at::Tensor places = indices.contiguous();
   check_indices(places, weight.size(0));
@@ -130,7 +142,8 @@ at::Tensor embedding_rows(const at::Tensor& indices, const at::Tensor& weight, c
     sizes.push_back(weight.size(1));
     out = look_up(places, weight).view(sizes);
   }
-  if (records_graph(weight)) record(c10::make_intrusive<EmbeddingNode>(places, weight, sink), out, weight);
+  if (records_graph(weight))
+    record(c10::make_intrusive<EmbeddingNode>(places, weight, sink), out, weight);
   return out;
 }
 

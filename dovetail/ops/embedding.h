@@ -1,5 +1,6 @@
-// A table of rows looked up by index, whose gradient is summed straight into the place that a GradientSink names.
-// The rows that one index collects are added in fp32, in the order of their positions, and rounded once.
+// A table of rows looked up by index, whose gradient is summed straight into the place that a
+// GradientSink names. The rows that one index collects are added in fp32, in the order of their
+// positions, and rounded once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,10 +14,10 @@
 
 namespace dovetail::ops {
 
-// indices (int64, any shape) -> rows of weight [vocabulary, dim] (fp32 or bf16). Throws ConfigError for an index outside
-// [0, vocabulary), naming it; there is no padding index.
+// indices (int64, any shape) -> rows of weight [vocabulary, dim] (fp32 or bf16). Throws ConfigError
+// for an index outside [0, vocabulary), naming it; there is no padding index.
 at::Tensor embedding_rows(const at::Tensor& indices, const at::Tensor& weight,
-                     const std::shared_ptr<GradientSink>& sink = nullptr);
+                          const std::shared_ptr<GradientSink>& sink = nullptr);
 
 class Embedding : public torch::nn::Module, public SinkUser, public Materializable {
  public:

@@ -23,7 +23,8 @@ at::Tensor matrix_of(const at::Tensor& x) {
 
 class LinearNode : public Node {
  public:
-  LinearNode(const at::Tensor& x, const at::Tensor& weight, const Matmul& matmul, std::shared_ptr<GradientSink> sink)
+  LinearNode(const at::Tensor& x, const at::Tensor& weight, const Matmul& matmul,
+             std::shared_ptr<GradientSink> sink)
       : x_sizes_(x.sizes().vec()), matmul_(matmul), sink_(std::move(sink)) {
     if (weight.requires_grad()) x_ = SavedVariable(x, false);
     if (x.requires_grad()) weight_ = SavedVariable(weight, false);
@@ -83,18 +84,20 @@ class LinearNode : public Node {
 
 void check_operands(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) {
   if (weight.dim() != 2 || x.dim() < 1 || x.size(-1) != weight.size(1))
-    raise<ConfigError>("linear: x {} does not fit weight {} ([out, in])", c10::str(x.sizes()), c10::str(weight.sizes()));
+    raise<ConfigError>("linear: x {} does not fit weight {} ([out, in])", c10::str(x.sizes()),
+                       c10::str(weight.sizes()));
   if (x.scalar_type() != weight.scalar_type())
     raise<ConfigError>("linear: x is {}, weight is {}", c10::toString(x.scalar_type()),
                        c10::toString(weight.scalar_type()));
   if (bias.defined() && (bias.dim() != 1 || bias.size(0) != weight.size(0)))
-    raise<ConfigError>("linear: bias {} does not fit weight {}", c10::str(bias.sizes()), c10::str(weight.sizes()));
+    raise<ConfigError>("linear: bias {} does not fit weight {}", c10::str(bias.sizes()),
+                       c10::str(weight.sizes()));
 }
 
 }  // namespace
 
-at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias, const Matmul& matmul,
-                  const std::shared_ptr<GradientSink>& sink) {
+at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
+                        const Matmul& matmul, const std::shared_ptr<GradientSink>& sink) {
   check_operands(x, weight, bias);
   at::Tensor y;
   {
@@ -117,10 +120,13 @@ Linear::Linear(const at::Tensor& shared_weight) {
   weight = register_parameter("weight", shared_weight, shared_weight.requires_grad());
 }
 
-at::Tensor Linear::forward(const at::Tensor& x) { return linear_layer(x, weight, bias, matmul_, sink_); }
+at::Tensor Linear::forward(const at::Tensor& x) {
+  return linear_layer(x, weight, bias, matmul_, sink_);
+}
 
 void Linear::set_sink(const at::Tensor& param, std::shared_ptr<GradientSink> sink) {
-  if (!param.is_same(weight)) raise<StateError>("Linear writes the gradient of its weight only; another tensor was given");
+  if (!param.is_same(weight))
+    raise<StateError>("Linear writes the gradient of its weight only; another tensor was given");
   sink_ = std::move(sink);
 }
 

@@ -1,8 +1,10 @@
-// A linear layer whose weight gradient is written by the matrix product itself into the place that a GradientSink names.
-// Names and shapes are those of torch::nn::Linear: weight [out, in], bias [out] or none.
+// A linear layer whose weight gradient is written by the matrix product itself into the place that
+// a GradientSink names. Names and shapes are those of torch::nn::Linear: weight [out, in], bias
+// [out] or none.
 //
-// Forward saves x and the weight parameter itself, never a copy: whoever rebinds the parameter's memory between forward
-// and backward is obeyed. Under create_graph the gradients are differentiable and sinks are left alone.
+// Forward saves x and the weight parameter itself, never a copy: whoever rebinds the parameter's
+// memory between forward and backward is obeyed. Under create_graph the gradients are
+// differentiable and sinks are left alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,9 +19,11 @@
 
 namespace dovetail::ops {
 
-// x [..., in] -> [..., out]. `bias` may be undefined, `sink` null. Throws ConfigError on shapes or dtypes that differ.
-at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {}, const Matmul& matmul = Matmul(),
-                  const std::shared_ptr<GradientSink>& sink = nullptr);
+// x [..., in] -> [..., out]. `bias` may be undefined, `sink` null. Throws ConfigError on shapes or
+// dtypes that differ.
+at::Tensor linear_layer(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias = {},
+                        const Matmul& matmul = Matmul(),
+                        const std::shared_ptr<GradientSink>& sink = nullptr);
 
 class Linear : public torch::nn::Module, public SinkUser, public Materializable {
  public:

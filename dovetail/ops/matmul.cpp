@@ -28,12 +28,14 @@ bool rows_contiguous(const at::Tensor& t) { return t.size(1) <= 1 || t.stride(1)
 template <class F>
 void for_rows(const at::Tensor& t, F&& row) {
   const int64_t columns = std::max<int64_t>(t.size(1), 1);
-  at::parallel_for(0, t.size(0), std::max<int64_t>(kGrain / columns, 1), [&](int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; ++r) row(r);
-  });
+  at::parallel_for(0, t.size(0), std::max<int64_t>(kGrain / columns, 1),
+                   [&](int64_t begin, int64_t end) {
+                     for (int64_t r = begin; r < end; ++r) row(r);
+                   });
 }
 
-// `source` as fp32 in `lease`, with the shape of `source`; transposed in memory where the source is.
+// `source` as fp32 in `lease`, with the shape of `source`; transposed in memory where the source
+// is.
 at::Tensor widen(const at::Tensor& source, const Workspace::Lease& lease) {
   if (!rows_contiguous(source) && rows_contiguous(source.t())) return widen(source.t(), lease).t();
   const at::Tensor target = lease.matrix(source.size(0), source.size(1));
@@ -42,7 +44,9 @@ at::Tensor widen(const at::Tensor& source, const Workspace::Lease& lease) {
   const auto* in = reinterpret_cast<const uint16_t*>(source.const_data_ptr());
   auto* out = target.mutable_data_ptr<float>();
   const int64_t stride = source.stride(0);
-  for_rows(source, [&](int64_t r) { decode_bf16({in + r * stride, columns}, {out + r * columns, columns}); });
+  for_rows(source, [&](int64_t r) {
+    decode_bf16({in + r * stride, columns}, {out + r * columns, columns});
+  });
   return target;
 }
 
@@ -56,7 +60,8 @@ void narrow_into(const at::Tensor& source, const at::Tensor& target) {
   const auto* in = source.const_data_ptr<float>();
   auto* out = reinterpret_cast<uint16_t*>(target.mutable_data_ptr());
   const int64_t from = source.stride(0), to = target.stride(0);
-  for_rows(source, [&](int64_t r) { encode_bf16({in + r * from, columns}, {out + r * to, columns}); });
+  for_rows(source,
+           [&](int64_t r) { encode_bf16({in + r * from, columns}, {out + r * to, columns}); });
 }
 
 bool cpu_multiplies_bf16() {
@@ -78,7 +83,8 @@ bool Matmul::widens(const at::Tensor& t) const {
   return bf16_path_ == GemmPath::widen && t.scalar_type() == at::kBFloat16 && t.device().is_cpu();
 }
 
-at::Tensor Matmul::forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
+at::Tensor Matmul::forward(const at::Tensor& x, const at::Tensor& weight,
+                           const at::Tensor& bias) const {
   if (!widens(x)) return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
   const int64_t m = x.size(0), in = x.size(1), out = weight.size(0), panel = panel_of(out, in);
   at::Tensor y = at::empty({m, out}, x.options());

@@ -1,10 +1,12 @@
-// The three products of a linear layer, on matrices: y = x W^T + b, dx = g W, dW = g^T x, with x [m, in], W [out, in],
-// b [out], g and y [m, out]. All operands of a call have one dtype, fp32 or bf16; sums are fp32. Any strides are taken;
-// matrices with one contiguous dimension are read and written in place. m, in and out may be 0.
+// The three products of a linear layer, on matrices: y = x W^T + b, dx = g W, dW = g^T x, with x
+// [m, in], W [out, in], b [out], g and y [m, out]. All operands of a call have one dtype, fp32 or
+// bf16; sums are fp32. Any strides are taken; matrices with one contiguous dimension are read and
+// written in place. m, in and out may be 0.
 //
-// bf16 has two paths with the same mathematics (products of bf16 values are exact in fp32). ATen's own is fast where the
-// CPU multiplies bf16 (AVX512_BF16, AMX). Elsewhere the operands are widened to fp32 a panel at a time, so that a panel
-// of weights is read from memory once, as bf16, and multiplied out of the cache.
+// bf16 has two paths with the same mathematics (products of bf16 values are exact in fp32). ATen's
+// own is fast where the CPU multiplies bf16 (AVX512_BF16, AMX). Elsewhere the operands are widened
+// to fp32 a panel at a time, so that a panel of weights is read from memory once, as bf16, and
+// multiplied out of the cache.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,10 +24,12 @@ GemmPath bf16_gemm_path();
 class Matmul {
  public:
   // Scratch of the widening path comes from `workspace` (null: from the allocator).
-  explicit Matmul(std::shared_ptr<Workspace> workspace = nullptr, GemmPath bf16_path = bf16_gemm_path())
+  explicit Matmul(std::shared_ptr<Workspace> workspace = nullptr,
+                  GemmPath bf16_path = bf16_gemm_path())
       : workspace_(std::move(workspace)), bf16_path_(bf16_path) {}
 
-  at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const;  // bias or undefined
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& weight,
+                     const at::Tensor& bias) const;  // bias or undefined
   at::Tensor input_grad(const at::Tensor& g, const at::Tensor& weight) const;
   // Overwrites `out` [out, in].
   void weight_grad(const at::Tensor& g, const at::Tensor& x, const at::Tensor& out) const;

@@ -41,11 +41,13 @@ struct Gradients {
   at::Tensor dx, dw;
 };
 
-Gradients backward(const at::Tensor& g, const at::Tensor& x, const at::Tensor& weight, const at::Tensor& scales) {
+Gradients backward(const at::Tensor& g, const at::Tensor& x, const at::Tensor& weight,
+                   const at::Tensor& scales) {
   const int64_t n = weight.size(0), count = scales.size(0), blocks = ceil_div(count, kBlockRows);
   const std::vector<float> w = as_floats(weight);
   const float* r = scales.const_data_ptr<float>();
-  at::Tensor dx = at::empty_like(x), partial = at::zeros({std::max<int64_t>(blocks, 1), n}, at::kFloat);
+  at::Tensor dx = at::empty_like(x),
+             partial = at::zeros({std::max<int64_t>(blocks, 1), n}, at::kFloat);
   float* dw = partial.mutable_data_ptr<float>();
   parallel_rows(blocks, n * kBlockRows, [&](int64_t begin, int64_t end) {
     RowReader read_g(g, n), read_x(x, n);
@@ -61,12 +63,14 @@ Gradients backward(const at::Tensor& g, const at::Tensor& x, const at::Tensor& w
 }
 
 // The same gradients as differentiable operations.
-Gradients differentiable(const at::Tensor& grad, const at::Tensor& saved_x, const at::Tensor& weight, double eps) {
+Gradients differentiable(const at::Tensor& grad, const at::Tensor& saved_x,
+                         const at::Tensor& weight, double eps) {
   const at::Tensor x = saved_x.to(at::kFloat), g = grad.to(at::kFloat), w = weight.to(at::kFloat);
   const at::Tensor r = (x.pow(2).mean(-1, true) + eps).rsqrt();
   const at::Tensor gw = g * w;
   const at::Tensor dx = r * gw - x * r.pow(3) * (gw * x).mean(-1, true);
-  return {dx.to(saved_x.scalar_type()), (g * x * r).reshape({-1, w.size(0)}).sum(0).to(weight.scalar_type())};
+  return {dx.to(saved_x.scalar_type()),
+          (g * x * r).reshape({-1, w.size(0)}).sum(0).to(weight.scalar_type())};
 }
 
 class RmsNode : public Node {
@@ -81,8 +85,9 @@ class RmsNode : public Node {
     variable_list out(2);
     if (!grads[0].defined()) return out;
     const at::Tensor x = x_.unpack(), weight = weight_.unpack();
-    const Gradients r = at::GradMode::is_enabled() ? differentiable(grads[0], x, weight, eps_)
-                                                   : backward(grads[0].contiguous(), x, weight, scales_);
+    const Gradients r = at::GradMode::is_enabled()
+                            ? differentiable(grads[0], x, weight, eps_)
+                            : backward(grads[0].contiguous(), x, weight, scales_);
     if (task_should_compute_output(0)) out[0] = r.dx;
     if (task_should_compute_output(1)) out[1] = r.dw;
     return out;
@@ -105,9 +110,11 @@ class RmsNode : public Node {
 
 at::Tensor rms_normalize(const at::Tensor& x, const at::Tensor& weight, double eps) {
   check_float_rows(x, "rms_normalize");
-  if (weight.dim() != 1 || x.dim() < 1 || x.size(-1) != weight.size(0) || x.scalar_type() != weight.scalar_type())
-    raise<ConfigError>("rms_normalize: x {} {} does not fit weight {} {}", c10::toString(x.scalar_type()),
-                       c10::str(x.sizes()), c10::toString(weight.scalar_type()), c10::str(weight.sizes()));
+  if (weight.dim() != 1 || x.dim() < 1 || x.size(-1) != weight.size(0) ||
+      x.scalar_type() != weight.scalar_type())
+    raise<ConfigError>("rms_normalize: x {} {} does not fit weight {} {}",
+                       c10::toString(x.scalar_type()), c10::str(x.sizes()),
+                       c10::toString(weight.scalar_type()), c10::str(weight.sizes()));
   const at::Tensor dense = x.contiguous();
   at::Tensor y, scales;
   {

@@ -1,6 +1,6 @@
-// Root-mean-square norm over the last dimension: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019).
-// Computed in fp32 whatever the dtype of x and weight, rounded once. The weight gradient is summed over fixed blocks of
-// rows, so its bits do not depend on the number of threads.
+// Root-mean-square norm over the last dimension: y = x / sqrt(mean(x^2) + eps) * weight (Zhang and
+// Sennrich 2019). Computed in fp32 whatever the dtype of x and weight, rounded once. The weight
+// gradient is summed over fixed blocks of rows, so its bits do not depend on the number of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -22,8 +22,8 @@ void set_generator_state(const at::Tensor& state) {
   generator.set_state(state);
 }
 
-// While it lives the default generator repeats what followed `state`. Undefined: nothing was drawn, nothing is touched
-// (other threads may be drawing).
+// While it lives the default generator repeats what followed `state`. Undefined: nothing was drawn,
+// nothing is touched (other threads may be drawing).
 class RepeatDraws {
  public:
   explicit RepeatDraws(const at::Tensor& state) {
@@ -54,7 +54,9 @@ class RecomputeNode : public Node {
   variable_list apply(variable_list&& grads) override {
     refuse_second_order("recompute");
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid())
-      raise<StateError>("recompute: gradients must be accumulated by backward(); autograd::grad is not possible here");
+      raise<StateError>(
+          "recompute: gradients must be accumulated by backward(); autograd::grad is not possible "
+          "here");
     const std::lock_guard lock(mutex_);
     Tensors inputs;
     for (size_t i = 0; i < inputs_.size(); ++i) {
@@ -63,7 +65,8 @@ class RecomputeNode : public Node {
     }
     run_backward(inputs, grads);
     variable_list out;
-    for (size_t i = 0; i < inputs.size(); ++i) out.push_back(wants_[i] ? inputs[i].grad() : at::Tensor());
+    for (size_t i = 0; i < inputs.size(); ++i)
+      out.push_back(wants_[i] ? inputs[i].grad() : at::Tensor());
     return out;
   }
 
@@ -72,7 +75,8 @@ class RecomputeNode : public Node {
     for (SavedVariable& input : inputs_) input.reset_data();
   }
 
-  at::Tensor draws;          // the generator's state before the first run; undefined where nothing was drawn
+  at::Tensor
+      draws;  // the generator's state before the first run; undefined where nothing was drawn
   std::vector<size_t> taken;  // which results of the function are this node's outputs, in order
   size_t results = 0;
 
@@ -82,14 +86,15 @@ class RecomputeNode : public Node {
     const RepeatDraws repeat(draws);
     const Tensors again = function_(inputs);
     if (again.size() != results)
-      raise<StateError>("recompute: {} outputs the first time, {} when run again", results, again.size());
+      raise<StateError>("recompute: {} outputs the first time, {} when run again", results,
+                        again.size());
     Tensors roots, seeds;
     for (size_t i = 0; i < taken.size(); ++i) {
       const at::Tensor& output = again[taken[i]];
       if (!grads[i].defined() || !output.defined() || !output.requires_grad()) continue;
       if (output.sizes() != grads[i].sizes())
-        raise<StateError>("recompute: output {} was {} the first time and is {} when run again", taken[i],
-                          c10::str(grads[i].sizes()), c10::str(output.sizes()));
+        raise<StateError>("recompute: output {} was {} the first time and is {} when run again",
+                          taken[i], c10::str(grads[i].sizes()), c10::str(output.sizes()));
       roots.push_back(output);
       seeds.push_back(grads[i]);
     }

@@ -16,12 +16,14 @@
 
 namespace dovetail::ops {
 
-// call(inputs), saving no activations; `inputs` is a tuple of copyable arguments that own their tensors: what they hold
-// behind shared pointers would change under its owner, so that throws StateError.
+// call(inputs), saving no activations; `inputs` is a tuple of copyable arguments that own their
+// tensors: what they hold behind shared pointers would change under its owner, so that throws
+// StateError.
 template <class Call, class Inputs>
 auto recompute_call(const Call& call, Inputs& inputs, bool trains) -> decltype(call(inputs)) {
   if constexpr (!std::is_copy_constructible_v<Inputs>) {
-    raise<StateError>("recompute: arguments that cannot be copied cannot be kept for the second run");
+    raise<StateError>(
+        "recompute: arguments that cannot be copied cannot be kept for the second run");
   } else {
     using Output = decltype(call(inputs));
     struct Kept {
@@ -35,7 +37,8 @@ auto recompute_call(const Call& call, Inputs& inputs, bool trains) -> decltype(c
     collect_tensors(kept->arguments, places);
     std::vector<at::Tensor> values;
     for (size_t i = 0; i < given.size(); ++i) {
-      if (given[i] == places[i]) raise<StateError>("recompute: an argument holds tensors behind a shared pointer");
+      if (given[i] == places[i])
+        raise<StateError>("recompute: an argument holds tensors behind a shared pointer");
       values.push_back(*given[i]);
     }
     for (at::Tensor* place : places) *place = at::empty({0});

@@ -30,7 +30,8 @@ DT_INLINE float lane_sum(int64_t n, F&& term) {
   return fold(lanes);
 }
 
-// 2^k * exp(r), |r| <= ln2/2, with the minimax polynomial of Cephes' expf (Moshier). Adding 1.5 * 2^23 rounds to integer.
+// 2^k * exp(r), |r| <= ln2/2, with the minimax polynomial of Cephes' expf (Moshier). Adding 1.5 *
+// 2^23 rounds to integer.
 DT_INLINE float exp_f32(float x) {
   x = x < -87.0f ? -87.0f : x;
   x = x > 88.0f ? 88.0f : x;
@@ -52,16 +53,17 @@ DT_INLINE float sigmoid(float x) { return 1.0f / (1.0f + exp_f32(-x)); }
 
 }  // namespace
 
-DT_VECTOR_CLONES float rms_forward(const float* __restrict x, const float* __restrict w, float* __restrict y, int64_t n,
-                                   float eps) {
+DT_VECTOR_CLONES float rms_forward(const float* __restrict x, const float* __restrict w,
+                                   float* __restrict y, int64_t n, float eps) {
   const float squares = lane_sum(n, [&](int64_t i) { return x[i] * x[i]; });
   const float r = 1.0f / std::sqrt(squares / static_cast<float>(n) + eps);
   for (int64_t i = 0; i < n; ++i) y[i] = x[i] * r * w[i];
   return r;
 }
 
-DT_VECTOR_CLONES void rms_backward(const float* __restrict g, const float* __restrict x, const float* __restrict w, float r,
-                                   float* __restrict dx, float* __restrict dw, int64_t n) {
+DT_VECTOR_CLONES void rms_backward(const float* __restrict g, const float* __restrict x,
+                                   const float* __restrict w, float r, float* __restrict dx,
+                                   float* __restrict dw, int64_t n) {
   const float dot = lane_sum(n, [&](int64_t i) { return g[i] * w[i] * x[i]; });
   const float c = r * r * r / static_cast<float>(n) * dot;
   for (int64_t i = 0; i < n; ++i) {
@@ -70,12 +72,14 @@ DT_VECTOR_CLONES void rms_backward(const float* __restrict g, const float* __res
   }
 }
 
-DT_VECTOR_CLONES void swiglu_forward(const float* __restrict a, const float* __restrict b, float* __restrict y, int64_t n) {
+DT_VECTOR_CLONES void swiglu_forward(const float* __restrict a, const float* __restrict b,
+                                     float* __restrict y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] = a[i] * sigmoid(a[i]) * b[i];
 }
 
-DT_VECTOR_CLONES void swiglu_backward(const float* __restrict g, const float* __restrict a, const float* __restrict b,
-                                      float* __restrict da, float* __restrict db, int64_t n) {
+DT_VECTOR_CLONES void swiglu_backward(const float* __restrict g, const float* __restrict a,
+                                      const float* __restrict b, float* __restrict da,
+                                      float* __restrict db, int64_t n) {
   for (int64_t i = 0; i < n; ++i) {
     const float s = sigmoid(a[i]);
     da[i] = g[i] * b[i] * s * (1.0f + a[i] * (1.0f - s));
@@ -83,8 +87,9 @@ DT_VECTOR_CLONES void swiglu_backward(const float* __restrict g, const float* __
   }
 }
 
-DT_VECTOR_CLONES void rotate(const float* __restrict x, const float* __restrict cosine, const float* __restrict sine,
-                             float direction, float* __restrict y, int64_t half) {
+DT_VECTOR_CLONES void rotate(const float* __restrict x, const float* __restrict cosine,
+                             const float* __restrict sine, float direction, float* __restrict y,
+                             int64_t half) {
   for (int64_t i = 0; i < half; ++i) {
     const float c = cosine[i], s = direction * sine[i];
     y[i] = x[i] * c - x[i + half] * s;

@@ -1,5 +1,6 @@
-// Rows of fp32 or bf16 tensors as fp32 spans: what the fused operations compute on. bf16 rows pass through a buffer of the
-// calling task that stays in the first-level cache; fp32 rows are used where they lie.
+// Rows of fp32 or bf16 tensors as fp32 spans: what the fused operations compute on. bf16 rows pass
+// through a buffer of the calling task that stays in the first-level cache; fp32 rows are used
+// where they lie.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -19,7 +20,8 @@ namespace dovetail::ops {
 // Elements that are worth handing to another thread.
 inline constexpr int64_t kRowGrain = 1 << 14;
 
-// Calls body(begin, end) over ranges of [0, rows), in parallel where rows of `width` elements are many.
+// Calls body(begin, end) over ranges of [0, rows), in parallel where rows of `width` elements are
+// many.
 template <class F>
 void parallel_rows(int64_t rows, int64_t width, F&& body) {
   at::parallel_for(0, rows, std::max<int64_t>(1, kRowGrain / std::max<int64_t>(1, width)), body);
@@ -28,15 +30,18 @@ void parallel_rows(int64_t rows, int64_t width, F&& body) {
 // Throws ConfigError unless `t` is fp32 or bf16 on the CPU.
 inline void check_float_rows(const at::Tensor& t, std::string_view operation) {
   if ((t.scalar_type() != at::kFloat && t.scalar_type() != at::kBFloat16) || !t.device().is_cpu())
-    raise<ConfigError>("{}: wants fp32 or bf16 on the CPU, got {} on {}", operation, c10::toString(t.scalar_type()),
-                       t.device().str());
+    raise<ConfigError>("{}: wants fp32 or bf16 on the CPU, got {} on {}", operation,
+                       c10::toString(t.scalar_type()), t.device().str());
 }
 
 // Reads rows of up to `width` elements at offsets in elements. One reader per task.
 class RowReader {
  public:
   RowReader(const at::Tensor& t, int64_t width)
-      : data_(t.const_data_ptr()), bf16_(t.scalar_type() == at::kBFloat16), width_(width), buffer_(bf16_ ? width : 0) {}
+      : data_(t.const_data_ptr()),
+        bf16_(t.scalar_type() == at::kBFloat16),
+        width_(width),
+        buffer_(bf16_ ? width : 0) {}
   // Valid until the next read.
   const float* read(int64_t offset) { return read(offset, width_); }
   const float* read(int64_t offset, int64_t count) {
@@ -53,11 +58,15 @@ class RowReader {
   std::vector<float> buffer_;
 };
 
-// Writes rows of up to `width` elements: fill what place() returns, then call commit(). One writer per task.
+// Writes rows of up to `width` elements: fill what place() returns, then call commit(). One writer
+// per task.
 class RowWriter {
  public:
   RowWriter(const at::Tensor& t, int64_t width)
-      : data_(t.mutable_data_ptr()), bf16_(t.scalar_type() == at::kBFloat16), width_(width), buffer_(bf16_ ? width : 0) {}
+      : data_(t.mutable_data_ptr()),
+        bf16_(t.scalar_type() == at::kBFloat16),
+        width_(width),
+        buffer_(bf16_ ? width : 0) {}
   float* place(int64_t offset) { return place(offset, width_); }
   float* place(int64_t offset, int64_t count) {
     offset_ = offset;
@@ -65,7 +74,9 @@ class RowWriter {
     return bf16_ ? buffer_.data() : static_cast<float*>(data_) + offset;
   }
   void commit() {
-    if (bf16_) encode_bf16(std::span(buffer_).first(count_), {static_cast<uint16_t*>(data_) + offset_, count_});
+    if (bf16_)
+      encode_bf16(std::span(buffer_).first(count_),
+                  {static_cast<uint16_t*>(data_) + offset_, count_});
   }
 
  private:

@@ -24,7 +24,8 @@ void for_chunks(int64_t elements, Make&& make_body) {
 at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
   at::Tensor y = at::empty_like(a);
   for_chunks(a.numel(), [&] {
-    return [ra = RowReader(a, kChunk), rb = RowReader(b, kChunk), w = RowWriter(y, kChunk)](int64_t at, int64_t n) mutable {
+    return [ra = RowReader(a, kChunk), rb = RowReader(b, kChunk), w = RowWriter(y, kChunk)](
+               int64_t at, int64_t n) mutable {
       rows::swiglu_forward(ra.read(at, n), rb.read(at, n), w.place(at, n), n);
       w.commit();
     };
@@ -35,9 +36,10 @@ at::Tensor forward(const at::Tensor& a, const at::Tensor& b) {
 variable_list backward(const at::Tensor& g, const at::Tensor& a, const at::Tensor& b) {
   at::Tensor da = at::empty_like(a), db = at::empty_like(b);
   for_chunks(a.numel(), [&] {
-    return [rg = RowReader(g, kChunk), ra = RowReader(a, kChunk), rb = RowReader(b, kChunk), wa = RowWriter(da, kChunk),
-            wb = RowWriter(db, kChunk)](int64_t at, int64_t n) mutable {
-      rows::swiglu_backward(rg.read(at, n), ra.read(at, n), rb.read(at, n), wa.place(at, n), wb.place(at, n), n);
+    return [rg = RowReader(g, kChunk), ra = RowReader(a, kChunk), rb = RowReader(b, kChunk),
+            wa = RowWriter(da, kChunk), wb = RowWriter(db, kChunk)](int64_t at, int64_t n) mutable {
+      rows::swiglu_backward(rg.read(at, n), ra.read(at, n), rb.read(at, n), wa.place(at, n),
+                            wb.place(at, n), n);
       wa.commit();
       wb.commit();
     };
@@ -47,7 +49,8 @@ variable_list backward(const at::Tensor& g, const at::Tensor& a, const at::Tenso
 
 // The same gradients as differentiable operations.
 variable_list differentiable(const at::Tensor& grad, const at::Tensor& gate, const at::Tensor& up) {
-  const at::Tensor g = grad.to(at::kFloat), a = gate.to(at::kFloat), b = up.to(at::kFloat), s = a.sigmoid();
+  const at::Tensor g = grad.to(at::kFloat), a = gate.to(at::kFloat), b = up.to(at::kFloat),
+                   s = a.sigmoid();
   return {(g * b * s * (1 + a * (1 - s))).to(gate.scalar_type()), (g * a * s).to(up.scalar_type())};
 }
 
@@ -61,7 +64,8 @@ class SwigluNode : public Node {
     const std::lock_guard lock(mutex_);
     if (!grads[0].defined()) return variable_list(2);
     const at::Tensor gate = gate_.unpack(), up = up_.unpack();
-    return at::GradMode::is_enabled() ? differentiable(grads[0], gate, up) : backward(grads[0].contiguous(), gate, up);
+    return at::GradMode::is_enabled() ? differentiable(grads[0], gate, up)
+                                      : backward(grads[0].contiguous(), gate, up);
   }
 
   void release_variables() override {
@@ -80,7 +84,8 @@ at::Tensor swiglu(const at::Tensor& gate, const at::Tensor& up) {
   check_float_rows(gate, "swiglu");
   if (gate.sizes() != up.sizes() || gate.scalar_type() != up.scalar_type())
     raise<ConfigError>("swiglu: gate {} {} and up {} {} differ", c10::toString(gate.scalar_type()),
-                       c10::str(gate.sizes()), c10::toString(up.scalar_type()), c10::str(up.sizes()));
+                       c10::str(gate.sizes()), c10::toString(up.scalar_type()),
+                       c10::str(up.sizes()));
   const at::Tensor a = gate.contiguous(), b = up.contiguous();
   at::Tensor y;
   {

@@ -36,13 +36,17 @@ int64_t Workspace::bytes() const {
 
 at::Tensor Workspace::take(int64_t elements) {
   const std::lock_guard lock(mutex_);
-  const auto by_size = [](const at::Tensor& a, const at::Tensor& b) { return a.numel() < b.numel(); };
+  const auto by_size = [](const at::Tensor& a, const at::Tensor& b) {
+    return a.numel() < b.numel();
+  };
   auto best = free_.end();
   for (auto it = free_.begin(); it != free_.end(); ++it)
     if (it->numel() >= elements && (best == free_.end() || by_size(*it, *best))) best = it;
-  // Nothing free is large enough: the largest makes way, so that the pool never outgrows what is in use at once.
+  // Nothing free is large enough: the largest makes way, so that the pool never outgrows what is in
+  // use at once.
   if (best == free_.end()) {
-    if (auto largest = std::max_element(free_.begin(), free_.end(), by_size); largest != free_.end()) {
+    if (auto largest = std::max_element(free_.begin(), free_.end(), by_size);
+        largest != free_.end()) {
       bytes_ -= largest->nbytes();
       free_.erase(largest);
     }

@@ -1,5 +1,6 @@
-// fp32 scratch memory that outlives one call, so that a kernel in a training step faults in no fresh pages. One workspace
-// serves all modules of a model; any number of threads may borrow from it at once.
+// fp32 scratch memory that outlives one call, so that a kernel in a training step faults in no
+// fresh pages. One workspace serves all modules of a model; any number of threads may borrow from
+// it at once.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +28,8 @@ class Workspace : public std::enable_shared_from_this<Workspace> {
     at::Tensor memory_;
   };
 
-  // At least `elements` floats, 64-byte aligned. Without a workspace (null) the memory comes from the allocator.
+  // At least `elements` floats, 64-byte aligned. Without a workspace (null) the memory comes from
+  // the allocator.
   static Lease borrow(const std::shared_ptr<Workspace>& workspace, int64_t elements);
   // Bytes held, borrowed or not.
   int64_t bytes() const;

@@ -21,7 +21,7 @@ enum class Verdict : uint8_t {
 // after a partial order.
 struct SearchEffort {
   int64_t steps = 0;
-  int64_t limit = 100'000;  // past it only fixed orders and the shard packer are tried
+  int64_t limit = 60'000;  // past it only fixed orders and the shard packer are tried
   bool spent() const { return steps >= limit; }
 };
 

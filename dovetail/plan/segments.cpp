@@ -13,7 +13,8 @@ namespace {
 
 constexpr size_t kMaxClasses = 9;    // more are merged: 3^9/6 partitions, 2^9 subsets
 constexpr int kMaxEvaluations = 24;  // partitions searched
-constexpr int64_t kStepsASegment = 20'000;
+constexpr int64_t kStepsASegment = 10'000;
+constexpr int64_t kStepsAllSegments = 30'000;  // without those of one segment of everything
 
 using Mask = uint32_t;  // set of classes
 
@@ -135,9 +136,13 @@ class Partitions {
 
   const SegmentChoice& choice(Mask mask, SearchEffort& effort) {
     if (!choices_[mask]) {
-      SearchEffort own{0, std::min(kStepsASegment, effort.limit - effort.steps)};
+      // One segment of everything is searched as if no more were allowed: more are never worse.
+      const bool all = mask + 1 == bounds_.size();
+      SearchEffort own;
+      if (!all) own.limit = std::min(kStepsASegment, effort.limit - effort.steps);
       choices_[mask] = SegmentSearch(problem_, tensors(mask)).run(own);
       effort.steps += own.steps;
+      if (all) effort.limit += own.steps;  // its own account
     }
     return *choices_[mask];
   }
@@ -204,19 +209,7 @@ Evaluated evaluate(Partitions& partitions, const std::vector<Partition>& all,
     r.proven = any_bound ? std::min(r.proven, bound) : bound;
     any_bound = true;
   };
-  int evaluations = 0;
-  for (const Partition& p : all) {
-    const bool can_win =
-        !r.best || p.bound < r.cost || (p.bound == r.cost && p.parts.size() < r.best->parts.size());
-    if (!can_win) {
-      lower_to(p.bound);
-      if (p.bound > r.cost) break;  // and so are all after it
-      continue;
-    }
-    if (evaluations++ == kMaxEvaluations || (r.best && effort.spent())) {
-      lower_to(p.bound);
-      break;
-    }
+  const auto take = [&](const Partition& p) {
     int64_t cost = 0, bound = 0;
     for (Mask m : p.parts) {
       const SegmentChoice& c = partitions.choice(m, effort);
@@ -226,7 +219,26 @@ Evaluated evaluate(Partitions& partitions, const std::vector<Partition>& all,
     lower_to(bound);
     if (!r.best || cost < r.cost || (cost == r.cost && p.parts.size() < r.best->parts.size()))
       r.best = &p, r.cost = cost;
+  };
+  const auto can_win = [&](const Partition& p) {
+    return !r.best || p.bound < r.cost ||
+           (p.bound == r.cost && p.parts.size() < r.best->parts.size());
+  };
+  int evaluations = 0;
+  for (const Partition& p : all) {
+    if (!can_win(p)) {
+      lower_to(p.bound);
+      if (p.bound > r.cost) break;  // and so are all after it
+    } else if (evaluations++ == kMaxEvaluations || (r.best && effort.spent())) {
+      lower_to(p.bound);
+      break;
+    } else {
+      take(p);
+    }
   }
+  const auto whole =
+      std::find_if(all.begin(), all.end(), [](const Partition& p) { return p.parts.size() == 1; });
+  if (can_win(*whole)) take(*whole);
   return r;
 }
 
@@ -266,6 +278,7 @@ SegmentsChoice choose_segments(const RaggedProblem& problem) {
                                             [](const Class& c) { return c.tensors.size() == 1; });
     Partitions partitions(problem, std::move(classes));
     const std::vector<Partition> all = partitions.enumerate();
+    effort.limit = kStepsAllSegments;
     const Evaluated e = evaluate(partitions, all, effort);
     const int64_t any = problem.weights.zero3 * r.bound3 + problem.weights.zero1 * r.bound1;
     r.exact = e.cost == any || (all_partitions && e.cost == e.proven);

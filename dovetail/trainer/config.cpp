@@ -27,16 +27,19 @@ std::string shown(const toml::node& node) {
   return out.str();
 }
 
-[[noreturn]] void unknown_key(const std::string& path, std::string_view key, const std::vector<std::string>& known) {
+[[noreturn]] void unknown_key(const std::string& path, std::string_view key,
+                              const std::vector<std::string>& known) {
   const std::string near = nearest(key, known);
-  raise<ConfigError>("config: {}: unknown key{}", path, near.empty() ? "" : "; did you mean " + near + "?");
+  raise<ConfigError>("config: {}: unknown key{}", path,
+                     near.empty() ? "" : "; did you mean " + near + "?");
 }
 
 [[noreturn]] void wrong(const std::string& path, std::string_view wanted, std::string_view got) {
   raise<ConfigError>("config: {}: wanted {}, got {}", path, wanted, got);
 }
 
-void check_number(const std::string& path, double value, const Limits& limits, const std::string& got) {
+void check_number(const std::string& path, double value, const Limits& limits,
+                  const std::string& got) {
   if (limits.open ? value > limits.low : value >= limits.low && value <= limits.high) return;
   if (limits.open) wrong(path, fmt::format("a number above {}", limits.low), got);
   if (limits.high < std::numeric_limits<double>::infinity())
@@ -135,7 +138,8 @@ toml::table parse_toml(std::string_view text, const std::string& name) {
   try {
     return toml::parse(text, name);
   } catch (const toml::parse_error& e) {
-    raise<ConfigError>("config: {}:{}:{}: {}", name, e.source().begin.line, e.source().begin.column, e.description());
+    raise<ConfigError>("config: {}:{}:{}: {}", name, e.source().begin.line, e.source().begin.column,
+                       e.description());
   }
 }
 
@@ -157,7 +161,8 @@ void apply_override(toml::table& root, const std::string& assignment) {
   for (size_t dot = path.find('.'); dot != std::string::npos; dot = path.find('.')) {
     const std::string part = path.substr(0, dot);
     auto [entry, added] = table->insert(part, toml::table{});
-    if (!entry->second.is_table()) raise<ConfigError>("--set: {}: {} is not a table", assignment, part);
+    if (!entry->second.is_table())
+      raise<ConfigError>("--set: {}: {} is not a table", assignment, part);
     table = entry->second.as_table();
     path.erase(0, dot + 1);
   }
@@ -177,7 +182,8 @@ nlohmann::json to_json(const toml::node& node, const std::string& path) {
   }
   if (const auto* v = node.as_table()) {
     auto object = nlohmann::json::object();
-    for (const auto& [key, item] : *v) object[std::string(key.str())] = to_json(item, path + "." + std::string(key.str()));
+    for (const auto& [key, item] : *v)
+      object[std::string(key.str())] = to_json(item, path + "." + std::string(key.str()));
     return object;
   }
   wrong(path, "a number, string, truth value, list or table", shown(node));
@@ -192,7 +198,8 @@ const toml::table& section_table(const toml::table& root, const char* name) {
 }
 
 void check_together(const Config& c) {
-  if (c.data.sources.empty()) wrong("data.sources", "at least one file, folder or \"python-stdlib\"", "none");
+  if (c.data.sources.empty())
+    wrong("data.sources", "at least one file, folder or \"python-stdlib\"", "none");
   if (c.run.name.empty()) wrong("run.name", "a name", "''");
   if (c.optimizer.warmup_steps > c.train.steps)
     wrong("optimizer.warmup_steps", fmt::format("at most train.steps = {}", c.train.steps),
@@ -200,7 +207,8 @@ void check_together(const Config& c) {
   if (c.optimizer.lr_floor > c.optimizer.lr)
     wrong("optimizer.lr_floor", fmt::format("at most optimizer.lr = {}", c.optimizer.lr),
           fmt::format("{}", c.optimizer.lr_floor));
-  if (c.sample.tokens > 0 && c.sample.prompt.empty()) wrong("sample.prompt", "at least one character", "''");
+  if (c.sample.tokens > 0 && c.sample.prompt.empty())
+    wrong("sample.prompt", "at least one character", "''");
   if (c.train.micro_batch > c.train.batch)
     wrong("train.micro_batch", fmt::format("at most train.batch = {}", c.train.batch),
           std::to_string(c.train.micro_batch));
@@ -208,7 +216,8 @@ void check_together(const Config& c) {
 
 }  // namespace
 
-Config parse_config(std::string_view text, const std::string& file_name, const std::vector<std::string>& overrides) {
+Config parse_config(std::string_view text, const std::string& file_name,
+                    const std::vector<std::string>& overrides) {
   toml::table root = parse_toml(text, file_name);
   for (const std::string& assignment : overrides) apply_override(root, assignment);
   Config config;

@@ -1,5 +1,6 @@
-// A training run's configuration: a TOML file, read into plain structs. Every key is listed here with its default; unknown
-// keys, wrong types and impossible values are a ConfigError that names the key's path, what was wanted and what was got.
+// A training run's configuration: a TOML file, read into plain structs. Every key is listed here
+// with its default; unknown keys, wrong types and impossible values are a ConfigError that names
+// the key's path, what was wanted and what was got.
 #pragma once
 
 #include <cstdint>
@@ -14,44 +15,46 @@ namespace dovetail::trainer {
 
 struct RunConfig {
   std::string name = "run";
-  std::string folder;    // empty: runs/NAME
-  int64_t seed = 1;      // initial weights, sample order, generated text
-  int64_t ranks = 1;     // local ranks to start where no launcher and no --nproc says otherwise
-  int64_t threads = 0;   // per rank, inside operations; 0: this host's cores shared among its ranks
+  std::string folder;   // empty: runs/NAME
+  int64_t seed = 1;     // initial weights, sample order, generated text
+  int64_t ranks = 1;    // local ranks to start where no launcher and no --nproc says otherwise
+  int64_t threads = 0;  // per rank, inside operations; 0: this host's cores shared among its ranks
 };
 
 struct DataConfig {
-  std::vector<std::string> sources;     // see sources.h
-  std::vector<std::string> suffixes;    // of files taken from folders; none: all
-  std::vector<std::string> validation;  // sources; none: the last validation_fraction of the training data
+  std::vector<std::string> sources;   // see sources.h
+  std::vector<std::string> suffixes;  // of files taken from folders; none: all
+  std::vector<std::string>
+      validation;  // sources; none: the last validation_fraction of the training data
   double validation_fraction = 0.02;
-  int64_t sequence = 256;               // tokens per sample
+  int64_t sequence = 256;  // tokens per sample
   bool shuffle = true;
-  std::string last_batch = "drop";      // "drop" or "keep" what does not fill a batch at an epoch's end
+  std::string last_batch = "drop";  // "drop" or "keep" what does not fill a batch at an epoch's end
 };
 
 struct TrainConfig {
   int64_t steps = 1000;
-  int64_t batch = 16;                 // samples per step, over all ranks
-  int64_t micro_batch = 0;            // samples per rank and forward pass; 0: all of a rank's share
-  double clip = 1.0;                  // global gradient norm; 0: measure only
-  std::string non_finite = "stop";    // a loss or norm that is not finite: "stop" with an error, or "skip" the step
-  int64_t log_every = 10;             // steps between progress lines
-  int64_t validate_every = 200;       // steps; 0: only at the end
-  int64_t validation_samples = 256;   // 0: all
+  int64_t batch = 16;       // samples per step, over all ranks
+  int64_t micro_batch = 0;  // samples per rank and forward pass; 0: all of a rank's share
+  double clip = 1.0;        // global gradient norm; 0: measure only
+  std::string non_finite =
+      "stop";  // a loss or norm that is not finite: "stop" with an error, or "skip" the step
+  int64_t log_every = 10;            // steps between progress lines
+  int64_t validate_every = 200;      // steps; 0: only at the end
+  int64_t validation_samples = 256;  // 0: all
 };
 
 struct OptimizerConfig {
-  std::string name = "adamw";    // or "sgd"
-  double lr = 1e-3;              // peak
+  std::string name = "adamw";       // or "sgd"
+  double lr = 1e-3;                 // peak
   std::string schedule = "cosine";  // "constant", "cosine", "linear", "wsd"
   int64_t warmup_steps = 0;
-  double lr_floor = 0;           // at the last step
-  int64_t decay_steps = 0;       // wsd
-  std::string tail = "linear";   // wsd
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;                 // adamw
-  double momentum = 0, dampening = 0;                           // sgd
-  bool nesterov = false;                                        // sgd
+  double lr_floor = 0;                           // at the last step
+  int64_t decay_steps = 0;                       // wsd
+  std::string tail = "linear";                   // wsd
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw
+  double momentum = 0, dampening = 0;            // sgd
+  bool nesterov = false;                         // sgd
   double weight_decay = 0.1;
   bool decay_vectors = false;
   std::vector<ParameterRule> rules;  // [[optimizer.rules]] pattern, lr_scale, weight_decay
@@ -60,8 +63,8 @@ struct OptimizerConfig {
 struct ShardConfig {
   int64_t zero1 = 0, zero2 = 0, zero3 = 0;  // 0: all ranks
   std::string block = "element";
-  std::string format = "fp32";              // runtime parameters and gradients of kernels: "fp32", "bf16"
-  std::string main = "fp32";                // main weights
+  std::string format = "fp32";  // runtime parameters and gradients of kernels: "fp32", "bf16"
+  std::string main = "fp32";    // main weights
   int64_t alignment = 64, segments = 1;
   bool reshard_after_forward = true;
   int64_t prefetch = 1, pending_reductions = 1;
@@ -70,26 +73,28 @@ struct ShardConfig {
 };
 
 struct CommConfig {
-  std::string backend = "gloo";    // or "gloo_native", for comparison
-  std::string interface;           // network interface; empty: loopback where the store is on it, else by host name
+  std::string backend = "gloo";  // or "gloo_native", for comparison
+  std::string
+      interface;  // network interface; empty: loopback where the store is on it, else by host name
   double deadline_seconds = 60;
 };
 
 struct CheckpointConfig {
-  int64_t every = 200;   // steps; 0: only at the end
-  int64_t keep = 2;      // the last so many are kept
+  int64_t every = 200;  // steps; 0: only at the end
+  int64_t keep = 2;     // the last so many are kept
 };
 
 struct SampleConfig {
   std::string prompt = "def ";
-  int64_t tokens = 400;       // 0: none
-  double temperature = 0.8;   // 0: the likeliest token
-  int64_t top_k = 40;         // 0: all
+  int64_t tokens = 400;      // 0: none
+  double temperature = 0.8;  // 0: the likeliest token
+  int64_t top_k = 40;        // 0: all
 };
 
 struct Config {
   RunConfig run;
-  nlohmann::json model = nlohmann::json::object();  // [model]: name (default "llama") and its own keys, checked by the model
+  nlohmann::json model = nlohmann::json::object();  // [model]: name (default "llama") and its own
+                                                    // keys, checked by the model
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
@@ -102,7 +107,8 @@ struct Config {
 };
 
 // `overrides`: "key.path=value", value in TOML or a bare string; applied in order over the text.
-Config parse_config(std::string_view text, const std::string& file_name, const std::vector<std::string>& overrides);
+Config parse_config(std::string_view text, const std::string& file_name,
+                    const std::vector<std::string>& overrides);
 Config load_config(const std::string& path, const std::vector<std::string>& overrides);
 
 // Every key with its value; parses back to an equal configuration.

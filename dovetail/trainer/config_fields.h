@@ -1,4 +1,5 @@
-// The keys of each section, once, for reading and for writing. A visitor is called as visitor(key, value, limits).
+// The keys of each section, once, for reading and for writing. A visitor is called as visitor(key,
+// value, limits).
 #pragma once
 
 #include <limits>
@@ -7,7 +8,8 @@
 
 namespace dovetail::trainer::config_fields {
 
-// What values are possible. `words`: the only ones; numbers lie in [low, high], or above low when `open`.
+// What values are possible. `words`: the only ones; numbers lie in [low, high], or above low when
+// `open`.
 struct Limits {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();

@@ -11,7 +11,9 @@
 namespace dovetail::trainer {
 
 Dataset::Dataset(std::shared_ptr<const TokenStream> stream, Interval tokens, int64_t length)
-    : stream_(std::move(stream)), tokens_(tokens), length_(length),
+    : stream_(std::move(stream)),
+      tokens_(tokens),
+      length_(length),
       samples_(std::max<int64_t>(0, (tokens.size() - 1) / length)) {}
 
 TokenBatch Dataset::batch(std::span<const int64_t> samples) const {
@@ -38,16 +40,20 @@ TokenBatch Dataset::batch(std::span<const int64_t> samples) const {
   return batch;
 }
 
-Split split_dataset(std::shared_ptr<const TokenStream> stream, double validation_fraction, int64_t length) {
+Split split_dataset(std::shared_ptr<const TokenStream> stream, double validation_fraction,
+                    int64_t length) {
   const int64_t size = stream->size();
-  const auto cut = size - static_cast<int64_t>(std::llround(validation_fraction * static_cast<double>(size)));
+  const auto cut =
+      size - static_cast<int64_t>(std::llround(validation_fraction * static_cast<double>(size)));
   Split split{Dataset(stream, {0, cut}, length), Dataset(stream, {cut, size}, length)};
   if (split.train.samples() < 1)
-    raise<ConfigError>("data: {} training tokens are less than one sample of {} (data.sequence) and its target", cut,
-                       length);
+    raise<ConfigError>(
+        "data: {} training tokens are less than one sample of {} (data.sequence) and its target",
+        cut, length);
   if (validation_fraction > 0 && split.validation.samples() < 1)
-    raise<ConfigError>("data: {} validation tokens are less than one sample of {} (data.sequence) and its target",
-                       size - cut, length);
+    raise<ConfigError>(
+        "data: {} validation tokens are less than one sample of {} (data.sequence) and its target",
+        size - cut, length);
   return split;
 }
 

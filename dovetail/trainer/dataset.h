@@ -20,8 +20,9 @@ struct TokenBatch {
   int64_t tokens = 0;  // targets that are not masked
 };
 
-// Sample j covers tokens [begin + j*length, begin + (j+1)*length] of the stream: `length` inputs and their targets; the
-// last target is the first input of the next sample. Tokens after the last whole sample are not used.
+// Sample j covers tokens [begin + j*length, begin + (j+1)*length] of the stream: `length` inputs
+// and their targets; the last target is the first input of the next sample. Tokens after the last
+// whole sample are not used.
 class Dataset {
  public:
   Dataset(std::shared_ptr<const TokenStream> stream, Interval tokens, int64_t length);
@@ -45,8 +46,10 @@ struct Split {
   Dataset validation;
 };
 
-// The last `validation_fraction` of the stream is for validation, the rest for training; the documents' order is that of
-// the hash of their names. Throws ConfigError when either part is shorter than one sample (fraction 0: none is wanted).
-Split split_dataset(std::shared_ptr<const TokenStream> stream, double validation_fraction, int64_t length);
+// The last `validation_fraction` of the stream is for validation, the rest for training; the
+// documents' order is that of the hash of their names. Throws ConfigError when either part is
+// shorter than one sample (fraction 0: none is wanted).
+Split split_dataset(std::shared_ptr<const TokenStream> stream, double validation_fraction,
+                    int64_t length);
 
 }  // namespace dovetail::trainer

@@ -39,10 +39,12 @@ std::vector<std::pair<double, double>> thinned(const Series& series) {
   return kept;
 }
 
-std::string legend(const std::vector<std::pair<std::string, std::string>>& entries, double x, double y) {
+std::string legend(const std::vector<std::pair<std::string, std::string>>& entries, double x,
+                   double y) {
   std::string out;
   for (const auto& [name, color] : entries) {
-    out += fmt::format("<rect x='{:.1f}' y='{:.1f}' width='10' height='10' rx='2' fill='{}'/>", x, y - 9, color);
+    out += fmt::format("<rect x='{:.1f}' y='{:.1f}' width='10' height='10' rx='2' fill='{}'/>", x,
+                       y - 9, color);
     out += fmt::format("<text x='{:.1f}' y='{:.1f}'>{}</text>", x + 14, y, escape_html(name));
     x += 26 + 6.6 * static_cast<double>(name.size());
   }
@@ -51,22 +53,29 @@ std::string legend(const std::vector<std::pair<std::string, std::string>>& entri
 
 struct Frame {
   Axis x, y;
-  double px(double v) const { return kLeft + (v - x.low) / (x.high - x.low) * (kWidth - kLeft - kRight); }
-  double py(double v) const { return kHeight - kBottom - (v - y.low) / (y.high - y.low) * (kHeight - kTop - kBottom); }
+  double px(double v) const {
+    return kLeft + (v - x.low) / (x.high - x.low) * (kWidth - kLeft - kRight);
+  }
+  double py(double v) const {
+    return kHeight - kBottom - (v - y.low) / (y.high - y.low) * (kHeight - kTop - kBottom);
+  }
 };
 
 std::string grid(const Frame& f, const LineChart& chart) {
   std::string out;
   for (double v = f.y.low; v <= f.y.high + f.y.step / 2; v += f.y.step)
-    out += fmt::format("<line class='grid' x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}'/>"
-                       "<text class='tick' text-anchor='end' x='{3}' y='{4:.1f}'>{5:.6g}</text>",
-                       kLeft, kWidth - kRight, f.py(v), kLeft - 6, f.py(v) + 4, std::abs(v) < f.y.step / 2 ? 0 : v);
+    out += fmt::format(
+        "<line class='grid' x1='{0}' x2='{1}' y1='{2:.1f}' y2='{2:.1f}'/>"
+        "<text class='tick' text-anchor='end' x='{3}' y='{4:.1f}'>{5:.6g}</text>",
+        kLeft, kWidth - kRight, f.py(v), kLeft - 6, f.py(v) + 4,
+        std::abs(v) < f.y.step / 2 ? 0 : v);
   for (double v = f.x.low; v <= f.x.high + f.x.step / 2; v += f.x.step)
-    out += fmt::format("<text class='tick' text-anchor='middle' x='{:.1f}' y='{}'>{:.6g}</text>", f.px(v),
-                       kHeight - kBottom + 16, std::abs(v) < f.x.step / 2 ? 0 : v);
-  out += fmt::format("<text class='tick' text-anchor='middle' x='{}' y='{}'>{}</text>", (kLeft + kWidth - kRight) / 2,
-                     kHeight - 6, escape_html(chart.x_label));
-  out += fmt::format("<text class='tick' x='{}' y='{}'>{}</text>", 6, kTop - 8, escape_html(chart.y_label));
+    out += fmt::format("<text class='tick' text-anchor='middle' x='{:.1f}' y='{}'>{:.6g}</text>",
+                       f.px(v), kHeight - kBottom + 16, std::abs(v) < f.x.step / 2 ? 0 : v);
+  out += fmt::format("<text class='tick' text-anchor='middle' x='{}' y='{}'>{}</text>",
+                     (kLeft + kWidth - kRight) / 2, kHeight - 6, escape_html(chart.x_label));
+  out += fmt::format("<text class='tick' x='{}' y='{}'>{}</text>", 6, kTop - 8,
+                     escape_html(chart.y_label));
   return out;
 }
 
@@ -91,7 +100,8 @@ std::string human_bytes(double bytes) {
   const char* const units[] = {"B", "KiB", "MiB", "GiB", "TiB"};
   int unit = 0;
   while (std::abs(bytes) >= 1024 && unit < 4) bytes /= 1024, ++unit;
-  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.{}f} {}", bytes, bytes < 100 ? 2 : 0, units[unit]);
+  return unit == 0 ? fmt::format("{:.0f} B", bytes)
+                   : fmt::format("{:.{}f} {}", bytes, bytes < 100 ? 2 : 0, units[unit]);
 }
 
 std::string human_seconds(double seconds) {
@@ -112,20 +122,25 @@ std::string to_svg(const LineChart& chart) {
     for (const auto& [x, y] : lines.back())
       x0 = std::min(x0, x), x1 = std::max(x1, x), y0 = std::min(y0, y), y1 = std::max(y1, y);
   }
-  std::string out = fmt::format("<figure><figcaption>{}</figcaption><svg viewBox='0 0 {} {}' role='img'>",
-                                escape_html(chart.title), kWidth, kHeight);
+  std::string out =
+      fmt::format("<figure><figcaption>{}</figcaption><svg viewBox='0 0 {} {}' role='img'>",
+                  escape_html(chart.title), kWidth, kHeight);
   if (names.empty()) return out + "<text x='64' y='60'>no data</text></svg></figure>";
   Frame frame{axis_of(x0, x1, 8), axis_of(chart.from_zero ? 0 : y0, y1, 5)};
   frame.x.high = std::max(x1, frame.x.low + frame.x.step);
   out += grid(frame, chart);
   for (size_t i = 0; i < lines.size(); ++i) {
     std::string path;
-    for (const auto& [x, y] : lines[i]) path += fmt::format("{:.1f},{:.1f} ", frame.px(x), frame.py(y));
-    out += fmt::format("<polyline fill='none' stroke='{}' stroke-width='1.6' points='{}'/>", chart.series[i].color, path);
+    for (const auto& [x, y] : lines[i])
+      path += fmt::format("{:.1f},{:.1f} ", frame.px(x), frame.py(y));
+    out += fmt::format("<polyline fill='none' stroke='{}' stroke-width='1.6' points='{}'/>",
+                       chart.series[i].color, path);
     if (!chart.series[i].dots) continue;
     for (const auto& [x, y] : lines[i])
-      out += fmt::format("<circle cx='{:.1f}' cy='{:.1f}' r='3.2' fill='{}'><title>{:.6g}: {:.5g}</title></circle>",
-                         frame.px(x), frame.py(y), chart.series[i].color, x, y);
+      out += fmt::format(
+          "<circle cx='{:.1f}' cy='{:.1f}' r='3.2' fill='{}'><title>{:.6g}: "
+          "{:.5g}</title></circle>",
+          frame.px(x), frame.py(y), chart.series[i].color, x, y);
   }
   return out + legend(names, kLeft + 120, kTop - 12) + "</svg></figure>";
 }
@@ -139,23 +154,27 @@ std::string to_svg(const BarChart& chart) {
     longest = std::max(longest, sum);
   }
   const double height = kTop + kRow * static_cast<double>(chart.bars.size()) + 8;
-  std::string out = fmt::format("<figure><figcaption>{}</figcaption><svg viewBox='0 0 {} {:.0f}' role='img'>",
-                                escape_html(chart.title), kWidth, height);
+  std::string out =
+      fmt::format("<figure><figcaption>{}</figcaption><svg viewBox='0 0 {} {:.0f}' role='img'>",
+                  escape_html(chart.title), kWidth, height);
   out += legend(chart.parts, kName, 16);
   double y = kTop;
   for (const auto& bar : chart.bars) {
     double x = kName, sum = 0;
-    out += fmt::format("<text class='tick' text-anchor='end' x='{}' y='{:.1f}'>{}</text>", kName - 8, y + 15,
-                       escape_html(bar.name));
+    out += fmt::format("<text class='tick' text-anchor='end' x='{}' y='{:.1f}'>{}</text>",
+                       kName - 8, y + 15, escape_html(bar.name));
     for (size_t i = 0; i < bar.values.size(); ++i) {
       const double width = bar.values[i] / longest * (kWidth - kName - kValue);
-      out += fmt::format("<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='{}'><title>{}: {}</title></rect>",
-                         x, y, width, kRow - 9, chart.parts[i].second, escape_html(chart.parts[i].first),
-                         human_bytes(bar.values[i]));
+      out += fmt::format(
+          "<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='{}'><title>{}: "
+          "{}</title></rect>",
+          x, y, width, kRow - 9, chart.parts[i].second, escape_html(chart.parts[i].first),
+          human_bytes(bar.values[i]));
       x += width;
       sum += bar.values[i];
     }
-    out += fmt::format("<text class='tick' x='{:.1f}' y='{:.1f}'>{}</text>", x + 6, y + 15, human_bytes(sum));
+    out += fmt::format("<text class='tick' x='{:.1f}' y='{:.1f}'>{}</text>", x + 6, y + 15,
+                       human_bytes(sum));
     y += kRow;
   }
   return out + "</svg></figure>";

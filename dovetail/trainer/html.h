@@ -18,8 +18,9 @@ std::string human_seconds(double seconds);
 struct Series {
   std::string name;
   std::string color;
-  std::vector<std::pair<double, double>> points;  // ascending in x; those that are not finite are left out
-  bool dots = false;                              // mark the points
+  std::vector<std::pair<double, double>>
+      points;         // ascending in x; those that are not finite are left out
+  bool dots = false;  // mark the points
 };
 
 struct LineChart {

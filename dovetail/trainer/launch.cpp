@@ -54,22 +54,33 @@ void prepare(const Config& config, const TrainCommand& command, comm::Group& wor
   if (!kept.empty()) say(fmt::format("an earlier run is kept as {}", kept));
 }
 
+// What can be found wrong before any rank starts.
+void check_job(const Config& config, int64_t ranks) {
+  schedule_of(config.optimizer, config.train.steps);
+  share_of(config.train, 0, ranks);
+  plan::validate(plan_options(config.shard, ranks).degrees, ranks);
+}
+
 int run_rank(const Config& config, const TrainCommand& command, const LaunchInfo& job) {
   at::set_num_threads(threads_per_rank(config.run.threads, usable_cores(), job.local_size));
   const StopSignal stop;
   const std::shared_ptr<comm::Group> world = make_job_world(job, config.comm);
-  prepare(config, command, *world);
   TrainingRun run(config, world);
+  prepare(config, command, *world);
   const bool resumed = (command.resume || command.evaluate) && run.resume();
   if (!command.evaluate) {
     run.train(&stop);
     return 0;
   }
-  if (!resumed) raise<FileError>("{}/checkpoints: wanted a checkpoint to evaluate, found none", config.run_folder());
+  if (!resumed)
+    raise<FileError>("{}/checkpoints: wanted a checkpoint to evaluate, found none",
+                     config.run_folder());
   const ValidationResult result = run.evaluate();
   if (world->rank() == 0)
-    say(fmt::format("step {}: validation {:.6f} nats per token over {} tokens{}", run.progress().step, result.loss,
-                    result.tokens, run.is_text() ? fmt::format(", {:.6f} bits per byte", result.bits_per_token()) : ""));
+    say(fmt::format(
+        "step {}: validation {:.6f} nats per token over {} tokens{}", run.progress().step,
+        result.loss, result.tokens,
+        run.is_text() ? fmt::format(", {:.6f} bits per byte", result.bits_per_token()) : ""));
   return 0;
 }
 
@@ -81,7 +92,9 @@ int threads_per_rank(int64_t asked, int cores, int local_ranks) {
 
 std::shared_ptr<comm::Group> make_job_world(const LaunchInfo& job, const CommConfig& config) {
   const std::chrono::milliseconds deadline = milliseconds(config.deadline_seconds);
-  if (job.size == 1) return comm::make_p2p_world(comm::make_thread_link(std::make_shared<comm::Hub>(1), 0), deadline);
+  if (job.size == 1)
+    return comm::make_p2p_world(comm::make_thread_link(std::make_shared<comm::Hub>(1), 0),
+                                deadline);
   comm::WorldOptions options;
   options.rank = job.rank;
   options.size = job.size;
@@ -95,16 +108,23 @@ std::shared_ptr<comm::Group> make_job_world(const LaunchInfo& job, const CommCon
   return comm::make_world(options);
 }
 
-int run_train_command(const TrainCommand& command, const std::string& program, const Environment& environment) {
+int run_train_command(const TrainCommand& command, const std::string& program,
+                      const Environment& environment) {
   const Config config = load_config(command.config, command.overrides);
   std::optional<LaunchInfo> job = launch_info(environment);
   if (job && job->launcher == "torchrun" && command.ranks > 0)
-    raise<ConfigError>("--nproc {}: a launcher has started this process as rank {} of {}: wanted one of the two",
-                       command.ranks, job->rank, job->size);
-  if (job && command.ranks == 0) return run_rank(config, command, *job);
+    raise<ConfigError>(
+        "--nproc {}: a launcher has started this process as rank {} of {}: wanted one of the two",
+        command.ranks, job->rank, job->size);
+  if (job && command.ranks == 0) {
+    check_job(config, job->size);
+    return run_rank(config, command, *job);
+  }
   const int ranks = command.ranks > 0 ? command.ranks : static_cast<int>(config.run.ranks);
+  check_job(config, ranks);
   if (ranks == 1) return run_rank(config, command, LaunchInfo{.launcher = "none", .address = {}});
-  return run_local_ranks({rank_command(command, program), ranks, milliseconds(config.comm.deadline_seconds + 20)});
+  return run_local_ranks(
+      {rank_command(command, program), ranks, milliseconds(config.comm.deadline_seconds + 20)});
 }
 
 }  // namespace dovetail::trainer

@@ -27,7 +27,8 @@ class Variables {
     int n = 0;
     const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), n);
     if (error != std::errc{} || end != value.data() + value.size() || n < low || n > high)
-      raise<ConfigError>("environment: {}: wanted an integer from {} to {}, got '{}'", name, low, high, value);
+      raise<ConfigError>("environment: {}: wanted an integer from {} to {}, got '{}'", name, low,
+                         high, value);
     return n;
   }
   int number_or(const std::string& name, int low, int high, int otherwise) const {
@@ -53,7 +54,8 @@ constexpr Names kLaunchers[] = {
     {"torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "TORCHELASTIC_RUN_ID"},
     {"mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
      "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_NAMESPACE"},
-    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE", "SLURM_JOB_ID"},
+    {"srun", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_TASKS_PER_NODE",
+     "SLURM_JOB_ID"},
     {"pmi", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", "PMI_PORT"},
 };
 
@@ -79,8 +81,10 @@ std::string address_of(const Variables& variables, const Names& names, const Lau
   if (auto nodes = variables.text("SLURM_STEP_NODELIST")) return first_host(*nodes);
   if (auto nodes = variables.text("SLURM_JOB_NODELIST")) return first_host(*nodes);
   if (info.local_size == info.size) return "127.0.0.1";
-  raise<ConfigError>("environment: {}: {} ranks on several hosts, wanted MASTER_ADDR (the host of rank 0), got nothing",
-                     names.launcher, info.size);
+  raise<ConfigError>(
+      "environment: {}: {} ranks on several hosts, wanted MASTER_ADDR (the host of rank 0), got "
+      "nothing",
+      names.launcher, info.size);
 }
 
 int port_of(const Variables& variables, const Names& names) {
@@ -119,9 +123,11 @@ std::optional<LaunchInfo> launch_info(const Environment& environment) {
 std::string first_host(std::string_view node_list) {
   const size_t open = node_list.find('[');
   const size_t comma = node_list.find(',');
-  if (open == std::string_view::npos || comma < open) return std::string(node_list.substr(0, comma));
+  if (open == std::string_view::npos || comma < open)
+    return std::string(node_list.substr(0, comma));
   const size_t close = node_list.find(']', open);
-  const std::string_view inside = node_list.substr(open + 1, close == std::string_view::npos ? close : close - open - 1);
+  const std::string_view inside =
+      node_list.substr(open + 1, close == std::string_view::npos ? close : close - open - 1);
   const std::string_view number = inside.substr(0, inside.find_first_of(",-"));
   if (close == std::string_view::npos || number.empty())
     raise<ConfigError>("environment: node list: wanted NAME or NAME[numbers], got '{}'", node_list);

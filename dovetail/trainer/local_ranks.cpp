@@ -24,7 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-[[noreturn]] void fail(const char* what) { raise<Error>("launch: cannot {}: {}", what, std::strerror(errno)); }
+[[noreturn]] void fail(const char* what) {
+  raise<Error>("launch: cannot {}: {}", what, std::strerror(errno));
+}
 
 sigset_t watched_signals() {
   sigset_t set;
@@ -88,16 +90,19 @@ class RankProcess {
     return true;
   }
   std::string how_it_ended() const {
-    if (code_ > 128) return fmt::format("was ended by signal {} ({})", code_ - 128, ::strsignal(code_ - 128));
+    if (code_ > 128)
+      return fmt::format("was ended by signal {} ({})", code_ - 128, ::strsignal(code_ - 128));
     return fmt::format("ended with code {}", code_);
   }
 
-  // Passes whole lines of what it wrote to standard error to `print`; everything once it has closed it.
+  // Passes whole lines of what it wrote to standard error to `print`; everything once it has closed
+  // it.
   template <class Print>
   void forward_errors(Print&& print) {
     char buffer[4096];
     ssize_t n;
-    while ((n = ::read(errors_, buffer, sizeof buffer)) > 0) text_.append(buffer, static_cast<size_t>(n));
+    while ((n = ::read(errors_, buffer, sizeof buffer)) > 0)
+      text_.append(buffer, static_cast<size_t>(n));
     const bool closed = n == 0;
     for (size_t end; (end = text_.find('\n')) != std::string::npos; text_.erase(0, end + 1))
       print(rank_, text_.substr(0, end));
@@ -121,7 +126,9 @@ std::vector<std::string> environment_of(int rank, int ranks, int port) {
     const std::string_view text = *entry;
     variables.insert_or_assign(std::string(text.substr(0, text.find('='))), std::string(text));
   }
-  auto set = [&](const char* name, const std::string& value) { variables[name] = std::string(name) + "=" + value; };
+  auto set = [&](const char* name, const std::string& value) {
+    variables[name] = std::string(name) + "=" + value;
+  };
   set("RANK", std::to_string(rank));
   set("WORLD_SIZE", std::to_string(ranks));
   set("LOCAL_RANK", std::to_string(rank));
@@ -141,15 +148,17 @@ std::vector<char*> pointers_to(std::vector<std::string>& strings) {
   return pointers;
 }
 
-std::unique_ptr<RankProcess> start_rank(const LocalRanks& job, int rank, int port, const sigset_t& mask) {
-  std::vector<std::string> command = job.command, environment = environment_of(rank, job.ranks, port);
+std::unique_ptr<RankProcess> start_rank(const LocalRanks& job, int rank, int port,
+                                        const sigset_t& mask) {
+  std::vector<std::string> command = job.command,
+                           environment = environment_of(rank, job.ranks, port);
   const std::vector<char*> argv = pointers_to(command), envp = pointers_to(environment);
   int errors[2];
   if (::pipe2(errors, O_CLOEXEC) != 0) fail("make a pipe");
   const pid_t parent = ::getpid();
   const pid_t pid = ::fork();
   if (pid < 0) fail("start a rank");
-  if (pid == 0) {  // nothing but system calls from here on
+  if (pid == 0) {     // nothing but system calls from here on
     ::setpgid(0, 0);  // signals from the terminal come through the parent only
     ::prctl(PR_SET_PDEATHSIG, SIGTERM);
     if (::getppid() != parent) ::_exit(127);
@@ -165,7 +174,8 @@ std::unique_ptr<RankProcess> start_rank(const LocalRanks& job, int rank, int por
 
 class Watch {
  public:
-  Watch(std::vector<std::unique_ptr<RankProcess>> ranks, SignalQueue& signals, std::chrono::milliseconds grace)
+  Watch(std::vector<std::unique_ptr<RankProcess>> ranks, SignalQueue& signals,
+        std::chrono::milliseconds grace)
       : ranks_(std::move(ranks)), signals_(signals), grace_(grace) {}
 
   int run() {
@@ -175,8 +185,11 @@ class Watch {
       while (const auto signal = signals_.next())
         if (*signal != SIGCHLD)
           for (auto& rank : ranks_) rank->signal(*signal);
-      for (auto& rank : ranks_)
-        if (rank->reap() && rank->code() != 0) note_failure(*rank);
+      for (auto& rank : ranks_) {
+        if (!rank->reap()) continue;
+        forward_errors();
+        if (rank->code() != 0) note_failure(*rank);
+      }
       if (kill_at_ && Clock::now() >= *kill_at_)
         for (auto& rank : ranks_) rank->signal(SIGKILL);
     }
@@ -200,7 +213,8 @@ class Watch {
 
   void forward_errors() {
     for (auto& rank : ranks_)
-      if (rank->errors() >= 0) rank->forward_errors([this](int r, const std::string& line) { print(r, line); });
+      if (rank->errors() >= 0)
+        rank->forward_errors([this](int r, const std::string& line) { print(r, line); });
   }
 
   // What all ranks find wrong they all say: once is enough.
@@ -210,7 +224,9 @@ class Watch {
   }
 
   void note_failure(const RankProcess& rank) {
-    fmt::print(stderr, "dovetail: rank {} {}\n", rank.rank(), rank.how_it_ended());
+    // Who ends with a code has said why.
+    if (rank.code() > 128 || errors_said_.empty())
+      fmt::print(stderr, "dovetail: rank {} {}\n", rank.rank(), rank.how_it_ended());
     if (code_ != 0) return;
     code_ = rank.code();
     kill_at_ = Clock::now() + grace_;

@@ -14,11 +14,13 @@
 namespace dovetail::trainer {
 namespace {
 
-constexpr size_t kMapFrom = size_t{1} << 20;  // below, a mapping of its own is not worth a kernel entry
+constexpr size_t kMapFrom = size_t{1}
+                            << 20;  // below, a mapping of its own is not worth a kernel entry
 
 class Descriptor {
  public:
-  explicit Descriptor(const std::string& path) : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
+  explicit Descriptor(const std::string& path)
+      : path_(path), fd_(::open(path.c_str(), O_RDONLY | O_CLOEXEC)) {
     if (fd_ < 0) fail("open");
   }
   ~Descriptor() { ::close(fd_); }
@@ -27,7 +29,7 @@ class Descriptor {
     raise<FileError>("{}: cannot {}: {}", path_, verb, std::strerror(errno));
   }
   size_t size() const {
-    struct stat info {};
+    struct stat info{};
     if (::fstat(fd_, &info) != 0) fail("stat");
     if (!S_ISREG(info.st_mode)) raise<FileError>("{}: wanted a regular file", path_);
     return static_cast<size_t>(info.st_size);
@@ -67,7 +69,8 @@ std::shared_ptr<const std::span<const std::byte>> map_file(const std::string& pa
   if (size >= kMapFrom) {
     void* address = ::mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file.get(), 0);
     if (address == MAP_FAILED) file.fail("map");
-    auto mapping = std::make_shared<Mapping>(std::span(static_cast<const std::byte*>(address), size));
+    auto mapping =
+        std::make_shared<Mapping>(std::span(static_cast<const std::byte*>(address), size));
     return {mapping, &mapping->bytes};
   }
   auto contents = std::make_shared<Contents>();

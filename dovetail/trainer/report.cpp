@@ -61,41 +61,53 @@ std::string loss_chart(const ReportData& data) {
   Series validation = series(data, "val_loss", "validation", kOrange);
   validation.dots = true;
   const double span = std::max(1.0, static_cast<double>(raw.points.size()) / 40);
-  return to_svg(LineChart{"Loss", "step", "nats per token",
+  return to_svg(LineChart{"Loss",
+                          "step",
+                          "nats per token",
                           {raw, smoothed(raw, span, "training, smoothed", kBlue), validation}});
 }
 
-std::string chart(const ReportData& data, const char* key, const char* title, const char* label, bool from_zero) {
+std::string chart(const ReportData& data, const char* key, const char* title, const char* label,
+                  bool from_zero) {
   const Series raw = series(data, key, "each step", kLightBlue);
   const double span = std::max(1.0, static_cast<double>(raw.points.size()) / 40);
-  return to_svg(LineChart{title, "step", label, {raw, smoothed(raw, span, "smoothed", kBlue)}, from_zero});
+  return to_svg(
+      LineChart{title, "step", label, {raw, smoothed(raw, span, "smoothed", kBlue)}, from_zero});
 }
 
 std::vector<double> roles_of(const plan::HeldBytes& h) {
   std::vector<double> values;
-  for (int64_t bytes : {h.main, h.runtime, h.gradient, h.main_gradient, h.accumulator, h.state, h.slots})
+  for (int64_t bytes :
+       {h.main, h.runtime, h.gradient, h.main_gradient, h.accumulator, h.state, h.slots})
     values.push_back(static_cast<double>(bytes));
   return values;
 }
 
 std::string memory_chart(const ReportData& data) {
   BarChart bars{"Memory of the engine, by role and rank (measured)",
-                {{"main weights", "#1864ab"}, {"runtime", "#4dabf7"}, {"gradient", "#f08c00"},
-                 {"main gradient", "#ffd43b"}, {"accumulator", "#e64980"}, {"optimizer state", "#2f9e44"},
+                {{"main weights", "#1864ab"},
+                 {"runtime", "#4dabf7"},
+                 {"gradient", "#f08c00"},
+                 {"main gradient", "#ffd43b"},
+                 {"accumulator", "#e64980"},
+                 {"optimizer state", "#2f9e44"},
                  {"slots", "#adb5bd"}},
                 {}};
   for (size_t rank = 0; rank < data.held.size(); ++rank)
     bars.bars.push_back({fmt::format("rank {}", rank), roles_of(data.held[rank])});
   std::string out = to_svg(bars);
   size_t equal = 0;
-  for (size_t rank = 0; rank < data.held.size(); ++rank) equal += data.held[rank] == data.predicted[rank];
-  return out + fmt::format("<p>Equal to the plan's prediction, byte for byte, on {} of {} ranks.</p>", equal,
-                           data.held.size());
+  for (size_t rank = 0; rank < data.held.size(); ++rank)
+    equal += data.held[rank] == data.predicted[rank];
+  return out +
+         fmt::format("<p>Equal to the plan's prediction, byte for byte, on {} of {} ranks.</p>",
+                     equal, data.held.size());
 }
 
 std::string tensor_table(const plan::Plan& plan) {
   std::string rows;
-  const auto mains = plan::rank_groups(plan.options.degrees, plan.options.world, plan::RankGroup::main);
+  const auto mains =
+      plan::rank_groups(plan.options.degrees, plan.options.world, plan::RankGroup::main);
   for (const plan::GroupPlan& group : plan.groups)
     for (const plan::BucketPlan& bucket : group.buckets)
       for (const SegmentLayout& layout : bucket.segments)
@@ -105,14 +117,16 @@ std::string tensor_table(const plan::Plan& plan) {
           for (int64_t q = 0; q < layout.zero1; ++q) {
             const Interval part = intersect(p.interval(), layout.zero1_interval(q));
             if (part.empty()) continue;
-            held += fmt::format("{}rank {}: {} to {}", held.empty() ? "" : "; ", mains[0][static_cast<size_t>(q)],
-                                part.begin - p.offset, part.end - p.offset);
+            held += fmt::format("{}rank {}: {} to {}", held.empty() ? "" : "; ",
+                                mains[0][static_cast<size_t>(q)], part.begin - p.offset,
+                                part.end - p.offset);
           }
-          rows += fmt::format("<tr><td>{}</td><td>[{}]</td><td>{}</td></tr>", escape_html(tensor.name),
-                              fmt::join(tensor.shape, ", "), held);
+          rows += fmt::format("<tr><td>{}</td><td>[{}]</td><td>{}</td></tr>",
+                              escape_html(tensor.name), fmt::join(tensor.shape, ", "), held);
         }
   return "<details><summary>Every tensor</summary><table><tr><th>tensor</th><th>shape</th>"
-         "<th>elements held (first copy)</th></tr>" + rows + "</table></details>";
+         "<th>elements held (first copy)</th></tr>" +
+         rows + "</table></details>";
 }
 
 }  // namespace
@@ -120,8 +134,10 @@ std::string tensor_table(const plan::Plan& plan) {
 std::string report_html(const ReportData& data) {
   std::string facts;
   for (const auto& [name, value] : data.facts)
-    facts += fmt::format("<div class='fact'><b>{}</b><span>{}</span></div>", escape_html(value), escape_html(name));
-  std::string body = fmt::format("<h1>{}</h1><div class='facts'>{}</div>", escape_html(data.title), facts);
+    facts += fmt::format("<div class='fact'><b>{}</b><span>{}</span></div>", escape_html(value),
+                         escape_html(name));
+  std::string body =
+      fmt::format("<h1>{}</h1><div class='facts'>{}</div>", escape_html(data.title), facts);
   body += "<h2>Training</h2>" + loss_chart(data);
   body += chart(data, "step_ms", "Step time", "ms", true);
   body += chart(data, "grad_norm", "Gradient norm", "before clipping", true);
@@ -129,11 +145,13 @@ std::string report_html(const ReportData& data) {
   body += "<h2>Memory</h2>" + memory_chart(data);
   body += "<h2>Shards</h2>" + shard_map_svg(data.plan) + tensor_table(data.plan);
   if (!data.sample.empty()) body += "<h2>Sample</h2><pre>" + escape_html(data.sample) + "</pre>";
-  body += "<h2>Configuration</h2><details><summary>config.toml</summary><pre>" + escape_html(data.config) +
-          "</pre></details>";
-  return fmt::format("<!doctype html>\n<html lang='en'><head><meta charset='utf-8'><title>{}</title><style>{}</style>"
-                     "</head><body><main>{}</main></body></html>\n",
-                     escape_html(data.title), kStyle, body);
+  body += "<h2>Configuration</h2><details><summary>config.toml</summary><pre>" +
+          escape_html(data.config) + "</pre></details>";
+  return fmt::format(
+      "<!doctype html>\n<html lang='en'><head><meta "
+      "charset='utf-8'><title>{}</title><style>{}</style>"
+      "</head><body><main>{}</main></body></html>\n",
+      escape_html(data.title), kStyle, body);
 }
 
 }  // namespace dovetail::trainer

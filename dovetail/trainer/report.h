@@ -1,4 +1,5 @@
-// RUN/report.html: one self-contained page about a run: what came out, curves, memory, who holds what, configuration.
+// RUN/report.html: one self-contained page about a run: what came out, curves, memory, who holds
+// what, configuration.
 #pragma once
 
 #include <nlohmann/json.hpp>

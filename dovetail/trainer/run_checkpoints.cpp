@@ -31,7 +31,8 @@ Progress progress_from_json(const nlohmann::json& json) {
   members(progress, [&](const char* key, auto& value) {
     const auto it = json.find(key);
     if (it == json.end() || !it->is_number_integer())
-      raise<FileError>("checkpoint: trainer.{}: wanted an integer, got {}", key, it == json.end() ? "nothing" : it->dump());
+      raise<FileError>("checkpoint: trainer.{}: wanted an integer, got {}", key,
+                       it == json.end() ? "nothing" : it->dump());
     value = it->get<std::decay_t<decltype(value)>>();
   });
   return progress;
@@ -40,8 +41,10 @@ Progress progress_from_json(const nlohmann::json& json) {
 void check_resumable(const Progress& now, const Progress& then) {
   auto check = [](const char* what, auto mine, auto stored) {
     if (mine != stored)
-      raise<ConfigError>("resume: {}: the checkpoint has {}, this run {}: its position in the data means nothing here",
-                         what, stored, mine);
+      raise<ConfigError>(
+          "resume: {}: the checkpoint has {}, this run {}: its position in the data means nothing "
+          "here",
+          what, stored, mine);
   };
   check("run.seed", now.seed, then.seed);
   check("data.sequence", now.sequence, then.sequence);
@@ -55,7 +58,8 @@ std::optional<ResumedRun> RunCheckpoints::resume() {
   DT_CHECK(!writer_, "resume() after begin()");
   auto loaded = load_newest(options_.folder, engine_.state(), engine_.aliases(), world_);
   if (!loaded) return std::nullopt;
-  ResumedRun run{loaded->path, progress_from_json(nlohmann::json::parse(loaded->training.trainer)), loaded->passed_over};
+  ResumedRun run{loaded->path, progress_from_json(nlohmann::json::parse(loaded->training.trainer)),
+                 loaded->passed_over};
   engine_.state_was_loaded();
   engine_.set_steps_done(run.progress.optimizer_steps);
   return run;
@@ -71,12 +75,18 @@ void RunCheckpoints::begin(const Progress& progress) {
   writer().begin(engine_.state(), engine_.aliases(), training);
 }
 
-std::optional<SavedCheckpoint> RunCheckpoints::poll() { return writer_ ? writer_->poll() : std::nullopt; }
+std::optional<SavedCheckpoint> RunCheckpoints::poll() {
+  return writer_ ? writer_->poll() : std::nullopt;
+}
 
-std::optional<SavedCheckpoint> RunCheckpoints::finish() { return writer_ ? writer_->finish() : std::nullopt; }
+std::optional<SavedCheckpoint> RunCheckpoints::finish() {
+  return writer_ ? writer_->finish() : std::nullopt;
+}
 
 CheckpointWriter& RunCheckpoints::writer() {
-  if (!writer_) writer_.emplace(world_, WriterOptions{.folder = options_.folder, .keep = options_.keep, .files = nullptr});
+  if (!writer_)
+    writer_.emplace(
+        world_, WriterOptions{.folder = options_.folder, .keep = options_.keep, .files = nullptr});
   return *writer_;
 }
 

@@ -13,8 +13,8 @@
 
 namespace dovetail::trainer {
 
-// Where a run stands. With the weights and the optimizer's state it is all that going on needs: every random number is a
-// function of (seed, step or index), so the seed is the random state.
+// Where a run stands. With the weights and the optimizer's state it is all that going on needs:
+// every random number is a function of (seed, step or index), so the seed is the random state.
 struct Progress {
   int64_t step = 0;             // training steps done, skipped ones among them
   int64_t optimizer_steps = 0;  // updates made
@@ -48,7 +48,8 @@ class RunCheckpoints {
  public:
   RunCheckpoints(Engine& engine, comm::Group& world, CheckpointOptions options);
 
-  // Loads the newest sound checkpoint into the engine; nothing where there is none. Collective, before the first begin().
+  // Loads the newest sound checkpoint into the engine; nothing where there is none. Collective,
+  // before the first begin().
   std::optional<ResumedRun> resume();
 
   // Starts saving; one that is still being written is finished first. Collective.

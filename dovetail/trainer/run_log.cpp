@@ -10,10 +10,13 @@
 namespace dovetail::trainer {
 namespace {
 
-nlohmann::json number(double value) { return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json(); }
+nlohmann::json number(double value) {
+  return std::isfinite(value) ? nlohmann::json(value) : nlohmann::json();
+}
 
 std::string human_rate(double per_second) {
-  return per_second >= 10'000 ? fmt::format("{:.1f}k", per_second / 1000) : fmt::format("{:.0f}", per_second);
+  return per_second >= 10'000 ? fmt::format("{:.1f}k", per_second / 1000)
+                              : fmt::format("{:.0f}", per_second);
 }
 
 }  // namespace
@@ -23,7 +26,8 @@ void say(const std::string& line) {
   std::fflush(stdout);
 }
 
-RunLog::RunLog(const std::string& metrics_path, int64_t steps_done, int64_t total_steps, int64_t log_every)
+RunLog::RunLog(const std::string& metrics_path, int64_t steps_done, int64_t total_steps,
+               int64_t log_every)
     : metrics_(metrics_path, steps_done), total_steps_(total_steps), log_every_(log_every) {}
 
 std::string RunLog::position_text(int64_t step) const {
@@ -55,16 +59,19 @@ void RunLog::step(const StepFacts& facts, const StepReport& report) {
   window_tokens_ += report.tokens;
   ++steps_;
   if (steps_ != 1 && facts.step % log_every_ != 0 && facts.step != total_steps_) return;
-  const double left = seconds_ / static_cast<double>(steps_) * static_cast<double>(total_steps_ - facts.step);
-  say(fmt::format("{}  loss {:.4f}  grad {:.3f}  lr {:.2e}  {} tokens/s  ETA {}", position_text(facts.step), report.loss,
-                  report.grad_norm, facts.lr, human_rate(static_cast<double>(window_tokens_) / window_seconds_),
+  const double left =
+      seconds_ / static_cast<double>(steps_) * static_cast<double>(total_steps_ - facts.step);
+  say(fmt::format("{}  loss {:.4f}  grad {:.3f}  lr {:.2e}  {} tokens/s  ETA {}",
+                  position_text(facts.step), report.loss, report.grad_norm, facts.lr,
+                  human_rate(static_cast<double>(window_tokens_) / window_seconds_),
                   human_seconds(left)));
   window_seconds_ = 0;
   window_tokens_ = 0;
 }
 
 void RunLog::validation(int64_t step, const ValidationResult& result, bool text) {
-  nlohmann::json line{{"step", step}, {"val_loss", number(result.loss)}, {"val_tokens", result.tokens}};
+  nlohmann::json line{
+      {"step", step}, {"val_loss", number(result.loss)}, {"val_tokens", result.tokens}};
   if (text) line["val_bpb"] = number(result.bits_per_token());
   metrics_.write(line);
   say(fmt::format("{}  validation {:.4f} nats per token{}", position_text(step), result.loss,
@@ -77,9 +84,11 @@ void RunLog::checkpoint(int64_t step, const SavedCheckpoint& saved) {
                   {"bytes", saved.bytes},
                   {"snapshot_ms", saved.snapshot_seconds * 1000},
                   {"seconds", saved.total_seconds}});
-  say(fmt::format("{}  checkpoint {} ({}, training waited {:.0f} ms)", position_text(saved.step), saved.path,
-                  human_bytes(static_cast<double>(saved.bytes)), saved.snapshot_seconds * 1000));
-  if (!saved.cleanup_fault.empty()) say("an older checkpoint could not be removed: " + saved.cleanup_fault);
+  say(fmt::format("{}  checkpoint {} ({}, training waited {:.0f} ms)", position_text(saved.step),
+                  saved.path, human_bytes(static_cast<double>(saved.bytes)),
+                  saved.snapshot_seconds * 1000));
+  if (!saved.cleanup_fault.empty())
+    say("an older checkpoint could not be removed: " + saved.cleanup_fault);
 }
 
 }  // namespace dovetail::trainer

@@ -23,8 +23,10 @@ struct StepFacts {
 
 class RunLog {
  public:
-  // `steps_done` and `total_steps` for progress and the time left; lines of later steps are dropped from the file.
-  RunLog(const std::string& metrics_path, int64_t steps_done, int64_t total_steps, int64_t log_every);
+  // `steps_done` and `total_steps` for progress and the time left; lines of later steps are dropped
+  // from the file.
+  RunLog(const std::string& metrics_path, int64_t steps_done, int64_t total_steps,
+         int64_t log_every);
 
   void step(const StepFacts& facts, const StepReport& report);
   void validation(int64_t step, const ValidationResult& result, bool text);

@@ -15,12 +15,16 @@ namespace fs = std::filesystem;
 
 Split load_data(const DataConfig& config) {
   auto stream = std::make_shared<TokenStream>(find_documents(config.sources, config.suffixes));
-  if (config.validation.empty()) return split_dataset(std::move(stream), config.validation_fraction, config.sequence);
-  auto validation = std::make_shared<TokenStream>(find_documents(config.validation, config.suffixes));
-  if (validation->vocab_size() != stream->vocab_size() || validation->is_text() != stream->is_text())
-    raise<ConfigError>("data.validation: wanted {} with a vocabulary of {} as data.sources, got {} with {}",
-                       stream->is_text() ? "text" : "tokens", stream->vocab_size(),
-                       validation->is_text() ? "text" : "tokens", validation->vocab_size());
+  if (config.validation.empty())
+    return split_dataset(std::move(stream), config.validation_fraction, config.sequence);
+  auto validation =
+      std::make_shared<TokenStream>(find_documents(config.validation, config.suffixes));
+  if (validation->vocab_size() != stream->vocab_size() ||
+      validation->is_text() != stream->is_text())
+    raise<ConfigError>(
+        "data.validation: wanted {} with a vocabulary of {} as data.sources, got {} with {}",
+        stream->is_text() ? "text" : "tokens", stream->vocab_size(),
+        validation->is_text() ? "text" : "tokens", validation->vocab_size());
   Split split = split_dataset(std::move(stream), 0, config.sequence);
   split.validation = split_dataset(std::move(validation), 0, config.sequence).train;
   return split;
@@ -28,11 +32,13 @@ Split load_data(const DataConfig& config) {
 
 RankShare share_of(const TrainConfig& config, int64_t rank, int64_t ranks) {
   if (config.batch % ranks != 0)
-    raise<ConfigError>("train.batch: wanted a multiple of the {} ranks, got {}", ranks, config.batch);
+    raise<ConfigError>("train.batch: wanted a multiple of the {} ranks, got {}", ranks,
+                       config.batch);
   const int64_t per_rank = config.batch / ranks;
   const int64_t samples = config.micro_batch == 0 ? per_rank : config.micro_batch;
   if (per_rank % samples != 0)
-    raise<ConfigError>("train.micro_batch: wanted a divisor of the {} samples of a rank, got {}", per_rank, samples);
+    raise<ConfigError>("train.micro_batch: wanted a divisor of the {} samples of a rank, got {}",
+                       per_rank, samples);
   return {rank, ranks, per_rank / samples, samples};
 }
 
@@ -43,10 +49,11 @@ std::unique_ptr<models::Model> make_model(const Config& config, int64_t data_voc
   if (!options.contains("vocab_size")) options["vocab_size"] = data_vocab;
   std::unique_ptr<models::Model> model = models::build_model(name, options);
   if (model->vocabulary() < data_vocab)
-    raise<ConfigError>("model.vocab_size: wanted at least the data's {}, got {}", data_vocab, model->vocabulary());
+    raise<ConfigError>("model.vocab_size: wanted at least the data's {}, got {}", data_vocab,
+                       model->vocabulary());
   if (model->context() < config.data.sequence)
-    raise<ConfigError>("data.sequence: wanted at most the model's context of {}, got {}", model->context(),
-                       config.data.sequence);
+    raise<ConfigError>("data.sequence: wanted at most the model's context of {}, got {}",
+                       model->context(), config.data.sequence);
   model->reset_parameters(static_cast<uint64_t>(config.run.seed));
   return model;
 }
@@ -79,23 +86,29 @@ OptimizerOptions optimizer_options(const OptimizerConfig& config) {
   return options;
 }
 
-EngineOptions engine_options(const Config& config, const models::Model& model, int64_t ranks) {
-  const ShardConfig& shard = config.shard;
+plan::PlanOptions plan_options(const ShardConfig& config, int64_t ranks) {
   auto degree = [&](int64_t asked) { return asked == 0 ? ranks : asked; };
+  plan::PlanOptions options;
+  options.world = ranks;
+  options.degrees = {degree(config.zero1), degree(config.zero2), degree(config.zero3)};
+  options.main = parse_dtype(config.main);
+  options.format = config.format;
+  options.block = parse_block_kind(config.block);
+  options.alignment = config.alignment;
+  options.segments = static_cast<int>(config.segments);
+  options.reshard_after_forward = config.reshard_after_forward;
+  options.prefetch = static_cast<int>(config.prefetch);
+  options.pending_reductions = static_cast<int>(config.pending_reductions);
+  options.local_accumulation = config.local_accumulation;
+  return options;
+}
+
+EngineOptions engine_options(const Config& config, const models::Model& model, int64_t ranks) {
   EngineOptions options;
-  options.plan.world = ranks;
-  options.plan.degrees = {degree(shard.zero1), degree(shard.zero2), degree(shard.zero3)};
-  options.plan.main = parse_dtype(shard.main);
-  options.plan.format = shard.format;
-  options.plan.block = parse_block_kind(shard.block);
-  options.plan.alignment = shard.alignment;
-  options.plan.segments = static_cast<int>(shard.segments);
-  options.plan.reshard_after_forward = shard.reshard_after_forward;
-  options.plan.prefetch = static_cast<int>(shard.prefetch);
-  options.plan.pending_reductions = static_cast<int>(shard.pending_reductions);
-  options.plan.local_accumulation = shard.local_accumulation;
-  options.norm.max_norm = config.train.clip > 0 ? config.train.clip : std::numeric_limits<double>::infinity();
-  options.recompute = shard.recompute;
+  options.plan = plan_options(config.shard, ranks);
+  options.norm.max_norm =
+      config.train.clip > 0 ? config.train.clip : std::numeric_limits<double>::infinity();
+  options.recompute = config.shard.recompute;
   options.seed = static_cast<uint64_t>(config.run.seed);
   options.hints = model.specs();
   return options;
@@ -109,7 +122,8 @@ void agree(comm::Group& world, uint64_t digest, std::string_view what) {
     uint64_t other = 0;
     std::memcpy(&other, all[rank].data(), sizeof other);
     if (other != first)
-      raise<ConfigError>("{}: rank {} has another than rank 0 (digest {:016x} against {:016x})", what, rank, other, first);
+      raise<ConfigError>("{}: rank {} has another than rank 0 (digest {:016x} against {:016x})",
+                         what, rank, other, first);
   }
 }
 
@@ -119,7 +133,8 @@ std::string prepare_folder(const std::string& folder, bool resume) {
   if (!resume && fs::exists(fs::path(folder) / "config.toml")) {
     for (int n = 1; kept.empty() || fs::exists(kept); ++n) kept = folder + "." + std::to_string(n);
     fs::rename(folder, kept, error);
-    if (error) raise<FileError>("{}: cannot keep the earlier run as {}: {}", folder, kept, error.message());
+    if (error)
+      raise<FileError>("{}: cannot keep the earlier run as {}: {}", folder, kept, error.message());
   }
   fs::create_directories(folder, error);
   if (error) raise<FileError>("{}: cannot create the run's folder: {}", folder, error.message());

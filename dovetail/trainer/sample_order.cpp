@@ -17,7 +17,8 @@ uint64_t feistel(uint64_t value, int half_bits, uint64_t seed, uint64_t epoch) {
   const std::array<uint32_t, 2> key{static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
   for (uint32_t round = 0; round < kRounds; ++round) {
     const auto word = philox({static_cast<uint32_t>(right), static_cast<uint32_t>(epoch),
-                              static_cast<uint32_t>(epoch >> 32), round}, key);
+                              static_cast<uint32_t>(epoch >> 32), round},
+                             key);
     const uint64_t next = left ^ (word[0] & mask);
     left = right;
     right = next;
@@ -50,16 +51,20 @@ GlobalBatch batch_at(const SampleOrder& order, int64_t position, int64_t batch, 
   if (left >= batch) return {position, batch, position + batch};
   if (last == LastBatch::keep) return {position, left, position + left};
   if (batch > n)
-    raise<ConfigError>("data: a step takes {} samples, but there are only {} (data.last_batch = \"keep\" runs them)",
-                       batch, n);
+    raise<ConfigError>(
+        "data: a step takes {} samples, but there are only {} (data.last_batch = \"keep\" runs "
+        "them)",
+        batch, n);
   return {position + left, batch, position + left + batch};
 }
 
-std::vector<int64_t> samples_of(const SampleOrder& order, const GlobalBatch& batch, const RankShare& share, int64_t a) {
+std::vector<int64_t> samples_of(const SampleOrder& order, const GlobalBatch& batch,
+                                const RankShare& share, int64_t a) {
   std::vector<int64_t> samples(static_cast<size_t>(share.samples), -1);
   const int64_t begin = share.global_micro_batch(a) * share.samples;
   const int64_t filled = std::clamp<int64_t>(batch.count - begin, 0, share.samples);
-  for (int64_t i = 0; i < filled; ++i) samples[static_cast<size_t>(i)] = order.at(batch.first + begin + i);
+  for (int64_t i = 0; i < filled; ++i)
+    samples[static_cast<size_t>(i)] = order.at(batch.first + begin + i);
   return samples;
 }
 

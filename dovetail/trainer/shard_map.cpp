@@ -28,10 +28,12 @@ bool alike(const plan::Plan& plan, const plan::GroupPlan& a, const plan::GroupPl
     const auto &s = a.buckets[i].segments, &t = b.buckets[i].segments;
     if (a.buckets[i].format != b.buckets[i].format || s.size() != t.size()) return false;
     for (size_t j = 0; j < s.size(); ++j) {
-      if (s[j].shard1 != t[j].shard1 || s[j].placements.size() != t[j].placements.size()) return false;
+      if (s[j].shard1 != t[j].shard1 || s[j].placements.size() != t[j].placements.size())
+        return false;
       for (size_t k = 0; k < s[j].placements.size(); ++k) {
         const Placement &p = s[j].placements[k], &q = t[j].placements[k];
-        if (p.offset != q.offset || plan.tensors[p.tensor].shape != plan.tensors[q.tensor].shape) return false;
+        if (p.offset != q.offset || plan.tensors[p.tensor].shape != plan.tensors[q.tensor].shape)
+          return false;
       }
     }
   }
@@ -41,7 +43,8 @@ bool alike(const plan::Plan& plan, const plan::GroupPlan& a, const plan::GroupPl
 std::vector<Alike> runs_of_groups(const plan::Plan& plan) {
   std::vector<Alike> runs;
   for (size_t g = 0; g < plan.groups.size(); ++g) {
-    if (!runs.empty() && alike(plan, plan.groups[runs.back().first], plan.groups[g])) runs.back().last = g;
+    if (!runs.empty() && alike(plan, plan.groups[runs.back().first], plan.groups[g]))
+      runs.back().last = g;
     else runs.push_back({g, g});
   }
   return runs;
@@ -55,7 +58,8 @@ std::string short_name(const std::string& name, const std::string& group) {
 class MapWriter {
  public:
   explicit MapWriter(const plan::Plan& plan) : plan_(plan) {
-    const auto mains = plan::rank_groups(plan.options.degrees, plan.options.world, plan::RankGroup::main);
+    const auto mains =
+        plan::rank_groups(plan.options.degrees, plan.options.world, plan::RankGroup::main);
     holders_.resize(static_cast<size_t>(plan.options.degrees.zero1));
     for (const auto& group : mains)
       for (size_t q = 0; q < group.size(); ++q) holders_[q].push_back(group[q]);
@@ -64,43 +68,53 @@ class MapWriter {
   std::string write() {
     for (const Alike& run : runs_of_groups(plan_)) draw_groups(run);
     return fmt::format(
-        "<figure><figcaption>Shard map: who holds what</figcaption><svg viewBox='0 0 {} {:.0f}' role='img'>"
-        "<defs><pattern id='padding' width='6' height='6' patternUnits='userSpaceOnUse' patternTransform='rotate(45)'>"
-        "<rect width='6' height='6' fill='#f1f3f5'/><rect width='1.5' height='6' fill='#adb5bd'/></pattern></defs>"
+        "<figure><figcaption>Shard map: who holds what</figcaption><svg viewBox='0 0 {} {:.0f}' "
+        "role='img'>"
+        "<defs><pattern id='padding' width='6' height='6' patternUnits='userSpaceOnUse' "
+        "patternTransform='rotate(45)'>"
+        "<rect width='6' height='6' fill='#f1f3f5'/><rect width='1.5' height='6' "
+        "fill='#adb5bd'/></pattern></defs>"
         "{}</svg></figure>",
         kWidth, y_ + 4, body_);
   }
 
  private:
   void text(double x, double y, const std::string& s, const char* attributes = "") {
-    body_ += fmt::format("<text x='{:.1f}' y='{:.1f}' {}>{}</text>", x, y, attributes, escape_html(s));
+    body_ +=
+        fmt::format("<text x='{:.1f}' y='{:.1f}' {}>{}</text>", x, y, attributes, escape_html(s));
   }
 
   void draw_groups(const Alike& run) {
     const plan::GroupPlan& group = plan_.groups[run.first];
     std::string title = group.name.empty() ? "root" : group.name;
     if (run.last > run.first)
-      title += fmt::format(" to {} ({} groups alike)", plan_.groups[run.last].name, run.last - run.first + 1);
+      title += fmt::format(" to {} ({} groups alike)", plan_.groups[run.last].name,
+                           run.last - run.first + 1);
     for (const plan::BucketPlan& bucket : group.buckets)
       for (size_t s = 0; s < bucket.segments.size(); ++s) {
         const SegmentLayout& layout = bucket.segments[s];
         int64_t used = 0;
         for (const Placement& p : layout.placements) used += p.numel;
-        std::string heading = fmt::format("{} · {} · {} elements, padding {:.2f}%", title, bucket.format, layout.size(),
-                                          100.0 * static_cast<double>(layout.size() - used) /
-                                              static_cast<double>(std::max<int64_t>(1, layout.size())));
-        if (bucket.segments.size() > 1) heading += fmt::format(" · segment {} of {}", s + 1, bucket.segments.size());
+        std::string heading = fmt::format(
+            "{} · {} · {} elements, padding {:.2f}%", title, bucket.format, layout.size(),
+            100.0 * static_cast<double>(layout.size() - used) /
+                static_cast<double>(std::max<int64_t>(1, layout.size())));
+        if (bucket.segments.size() > 1)
+          heading += fmt::format(" · segment {} of {}", s + 1, bucket.segments.size());
         draw_strip(layout, group.name, heading);
       }
   }
 
-  void draw_strip(const SegmentLayout& layout, const std::string& group, const std::string& heading) {
+  void draw_strip(const SegmentLayout& layout, const std::string& group,
+                  const std::string& heading) {
     if (layout.size() == 0) return;
     y_ += kHeading;
     text(kLeft, y_ - 6, heading, "class='tick'");
     scale_ = (kWidth - 2 * kLeft) / static_cast<double>(layout.size());
-    body_ += fmt::format("<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{}' fill='url(#padding)' stroke='#adb5bd'/>",
-                         kLeft, y_ + 12, kWidth - 2 * kLeft, kBar);
+    body_ += fmt::format(
+        "<rect x='{:.1f}' y='{:.1f}' width='{:.1f}' height='{}' fill='url(#padding)' "
+        "stroke='#adb5bd'/>",
+        kLeft, y_ + 12, kWidth - 2 * kLeft, kBar);
     for (const Placement& p : layout.placements) draw_tensor(layout, p, group);
     draw_edges(layout);
     y_ += kStrip - kHeading;
@@ -110,29 +124,36 @@ class MapWriter {
 
   std::string holders_text(int64_t q) const {
     const auto& ranks = holders_[static_cast<size_t>(q)];
-    return fmt::format("rank {}", fmt::join(ranks.begin(), ranks.begin() + std::min<size_t>(ranks.size(), 8), ", "));
+    return fmt::format(
+        "rank {}",
+        fmt::join(ranks.begin(), ranks.begin() + std::min<size_t>(ranks.size(), 8), ", "));
   }
 
   void draw_tensor(const SegmentLayout& layout, const Placement& p, const std::string& group) {
     const TensorSpec& tensor = plan_.tensors[static_cast<size_t>(p.tensor)];
     const int64_t step = std::max<int64_t>(1, layout.zero1 / kMostShards);
     for (int64_t q = 0; q < layout.zero1; q += step) {
-      const Interval shard{layout.zero1_interval(q).begin, layout.zero1_interval(std::min(q + step, layout.zero1) - 1).end};
+      const Interval shard{layout.zero1_interval(q).begin,
+                           layout.zero1_interval(std::min(q + step, layout.zero1) - 1).end};
       const Interval part = intersect(p.interval(), shard);
       if (part.empty()) continue;
       body_ += fmt::format(
-          "<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='{}'><title>{} [{}]: elements {} to {} on {}"
+          "<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='{}'><title>{} [{}]: "
+          "elements {} to {} on {}"
           "</title></rect>",
           px(part.begin), y_ + 12, std::max(0.3, px(part.end) - px(part.begin)), kBar,
-          rank_color(holders_[static_cast<size_t>(q)].front()), escape_html(tensor.name), fmt::join(tensor.shape, ", "),
-          part.begin - p.offset, part.end - p.offset, holders_text(q));
+          rank_color(holders_[static_cast<size_t>(q)].front()), escape_html(tensor.name),
+          fmt::join(tensor.shape, ", "), part.begin - p.offset, part.end - p.offset,
+          holders_text(q));
     }
     const double width = px(p.offset + p.numel) - px(p.offset);
-    body_ += fmt::format("<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='none' stroke='#fff'/>",
-                         px(p.offset), y_ + 12, width, kBar);
+    body_ += fmt::format(
+        "<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='none' stroke='#fff'/>",
+        px(p.offset), y_ + 12, width, kBar);
     const std::string name = short_name(tensor.name, group);
     if (width > 6.0 * static_cast<double>(name.size()) + 4)
-      text(px(p.offset) + width / 2, y_ + 12 + kBar + 11, name, "class='small' text-anchor='middle'");
+      text(px(p.offset) + width / 2, y_ + 12 + kBar + 11, name,
+           "class='small' text-anchor='middle'");
   }
 
   void draw_edges(const SegmentLayout& layout) {
@@ -146,8 +167,10 @@ class MapWriter {
         text(px(shard.begin) + width / 2, y_ + 9, name, "class='small' text-anchor='middle'");
       if (q == 0) continue;
       const bool zero3_edge = q % per_zero3 == 0;
-      body_ += fmt::format("<line x1='{0:.2f}' x2='{0:.2f}' y1='{1:.1f}' y2='{2:.1f}' stroke='#212529' stroke-width='{3}'/>",
-                           px(shard.begin), y_ + (zero3_edge ? 2 : 12), y_ + 12 + kBar, zero3_edge ? 1.4 : 0.7);
+      body_ += fmt::format(
+          "<line x1='{0:.2f}' x2='{0:.2f}' y1='{1:.1f}' y2='{2:.1f}' stroke='#212529' "
+          "stroke-width='{3}'/>",
+          px(shard.begin), y_ + (zero3_edge ? 2 : 12), y_ + 12 + kBar, zero3_edge ? 1.4 : 0.7);
     }
   }
 

@@ -1,7 +1,8 @@
 // The shard map: a picture of which rank holds which interval of which tensor.
 //
-// One strip per bucket segment, its element space from left to right: colors are ranks, white gaps are tensor edges, hatched
-// is padding, tall lines are zero3 shard edges. Groups that are laid out alike are drawn once.
+// One strip per bucket segment, its element space from left to right: colors are ranks, white gaps
+// are tensor edges, hatched is padding, tall lines are zero3 shard edges. Groups that are laid out
+// alike are drawn once.
 #pragma once
 
 #include <string>

@@ -11,7 +11,7 @@ volatile std::sig_atomic_t g_signal = 0;
 void remember(int signal) { g_signal = signal; }
 
 void handle(int signal, void (*handler)(int), int flags) {
-  struct sigaction action {};
+  struct sigaction action{};
   action.sa_handler = handler;
   action.sa_flags = flags;
   sigaction(signal, &action, nullptr);
@@ -21,7 +21,8 @@ void handle(int signal, void (*handler)(int), int flags) {
 
 StopSignal::StopSignal() {
   g_signal = 0;
-  for (int signal : {SIGTERM, SIGINT}) handle(signal, remember, static_cast<int>(SA_RESTART | SA_RESETHAND));
+  for (int signal : {SIGTERM, SIGINT})
+    handle(signal, remember, static_cast<int>(SA_RESTART | SA_RESETHAND));
 }
 
 StopSignal::~StopSignal() {
@@ -30,6 +31,8 @@ StopSignal::~StopSignal() {
 
 bool StopSignal::raised() const { return g_signal != 0; }
 
-const char* StopSignal::name() const { return g_signal == SIGTERM ? "SIGTERM" : g_signal == SIGINT ? "SIGINT" : ""; }
+const char* StopSignal::name() const {
+  return g_signal == SIGTERM ? "SIGTERM" : g_signal == SIGINT ? "SIGINT" : "";
+}
 
 }  // namespace dovetail::trainer

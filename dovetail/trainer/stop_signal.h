@@ -1,5 +1,5 @@
-// Wishes to end the run: SIGTERM and SIGINT set a flag that the training loop looks at once a step. A second signal of the
-// same kind ends the process at once.
+// Wishes to end the run: SIGTERM and SIGINT set a flag that the training loop looks at once a step.
+// A second signal of the same kind ends the process at once.
 #pragma once
 
 namespace dovetail::trainer {

@@ -33,7 +33,8 @@ void widen_tokens(const Document& document, int64_t begin, int64_t count, int64_
 }  // namespace
 
 TokenStream::TokenStream(std::vector<Document> documents) {
-  if (documents.empty()) raise<ConfigError>("data.sources: wanted at least one document, found none");
+  if (documents.empty())
+    raise<ConfigError>("data.sources: wanted at least one document, found none");
   auto key = [](const Document& d) { return std::pair(hash64(d.name), std::string_view(d.name)); };
   std::stable_sort(documents.begin(), documents.end(),
                    [&](const Document& a, const Document& b) { return key(a) < key(b); });
@@ -57,16 +58,18 @@ void TokenStream::read(int64_t begin, std::span<int64_t> out) const {
   DT_CHECK_GE(begin, 0);
   DT_CHECK_LE(begin + static_cast<int64_t>(out.size()), size_);
   auto piece = std::upper_bound(pieces_.begin(), pieces_.end(), begin,
-                                [](int64_t at, const Piece& p) { return at < p.begin; }) - 1;
+                                [](int64_t at, const Piece& p) { return at < p.begin; }) -
+               1;
   size_t done = 0;
   for (; done < out.size(); ++piece) {
     const int64_t offset = begin + static_cast<int64_t>(done) - piece->begin;
-    const int64_t count = std::clamp<int64_t>(piece->tokens - offset, 0, static_cast<int64_t>(out.size() - done));
+    const int64_t count =
+        std::clamp<int64_t>(piece->tokens - offset, 0, static_cast<int64_t>(out.size() - done));
     widen_tokens(piece->document, offset, count, out.data() + done);
     for (int64_t i = 0; i < count; ++i)
       if (out[done + static_cast<size_t>(i)] >= vocab_size_)
-        raise<FileError>("{}: token {} is {}, wanted less than vocab_size {}", piece->document.name, offset + i,
-                         out[done + static_cast<size_t>(i)], vocab_size_);
+        raise<FileError>("{}: token {} is {}, wanted less than vocab_size {}", piece->document.name,
+                         offset + i, out[done + static_cast<size_t>(i)], vocab_size_);
     done += static_cast<size_t>(count);
     if (text_ && done < out.size()) out[done++] = 0;
   }

@@ -1,7 +1,8 @@
 // One rank's part of a training run: data, model, engine and the loop around them.
 //
-// A run's folder (shared by all ranks) holds config.toml, metrics.jsonl, checkpoints/, sample.txt and report.html. Rank 0
-// writes all but its own shard of the checkpoints, and alone speaks on standard output.
+// A run's folder (shared by all ranks) holds config.toml, metrics.jsonl, checkpoints/, sample.txt
+// and report.html. Rank 0 writes all but its own shard of the checkpoints, and alone speaks on
+// standard output.
 #pragma once
 
 #include <memory>
@@ -26,12 +27,13 @@ class TrainingRun {
   // Collective. Throws on all ranks what any of them finds wrong: ConfigError, FileError.
   TrainingRun(Config config, std::shared_ptr<comm::Group> world);
 
-  // Goes on from the newest sound checkpoint of the run's folder, if there is one, and says which and why others were
-  // passed over; false where there is none. Collective, before train() or evaluate().
+  // Goes on from the newest sound checkpoint of the run's folder, if there is one, and says which
+  // and why others were passed over; false where there is none. Collective, before train() or
+  // evaluate().
   bool resume();
-  // Trains to the last step or until a rank is told to stop (`stop` may be null: never); leaves checkpoint, report and, at
-  // the end, a sample. Throws StateError for a loss that is not finite unless the configuration says to skip the step.
-  // Collective.
+  // Trains to the last step or until a rank is told to stop (`stop` may be null: never); leaves
+  // checkpoint, report and, at the end, a sample. Throws StateError for a loss that is not finite
+  // unless the configuration says to skip the step. Collective.
   void train(const StopSignal* stop);
   // Validation loss of the weights as they are. Collective.
   ValidationResult evaluate();

@@ -32,24 +32,24 @@ std::vector<int64_t> samples_of_pass(int64_t pass, int64_t samples, int64_t avai
 
 double ValidationResult::bits_per_token() const { return loss / std::numbers::ln2; }
 
-ValidationResult validate(models::Model& model, Engine& engine, comm::Group& world, const Dataset& data,
-                          int64_t samples) {
+ValidationResult validate(models::Model& model, Engine& engine, comm::Group& world,
+                          const Dataset& data, int64_t samples) {
   const int64_t available = data.samples();
-  if (available < 1) raise<ConfigError>("validation: there is no validation data (data.validation_fraction is 0)");
+  if (available < 1)
+    raise<ConfigError>("validation: there is no validation data (data.validation_fraction is 0)");
   if (samples == 0 || samples > available) samples = available;
   const int64_t passes = ceil_div(samples, kValidationRows);
   const int64_t rounds = ceil_div(passes, world.size());  // every rank runs so many
   std::vector<PassRecord> mine;
-  engine.gather_all();
   {
     const at::NoGradGuard no_grad;
     for (int64_t round = 0; round < rounds; ++round) {
-      const TokenBatch batch = data.batch(samples_of_pass(round * world.size() + world.rank(), samples, available));
+      const TokenBatch batch =
+          data.batch(samples_of_pass(round * world.size() + world.rank(), samples, available));
       const ops::LossSum loss = model.loss(batch.inputs, batch.targets);
       mine.push_back({loss.sum.item<double>(), loss.count});
     }
   }
-  engine.release_all();
   const auto bytes = std::as_bytes(std::span(mine));
   const comm::Identity id{.step = engine.steps_done(), .label = "validation losses"};
   const auto all = world.gather_bytes(bytes, id);

@@ -11,15 +11,16 @@
 namespace dovetail::trainer {
 
 struct ValidationResult {
-  double loss = 0;     // nats per token
+  double loss = 0;  // nats per token
   int64_t tokens = 0;
   double bits_per_token() const;  // bits per byte where tokens are bytes
 };
 
-// The loss over `samples` samples spread evenly over the data (0 or more than there are: all), by forward passes of
-// kValidationRows samples, dealt to the ranks in turn. The same bits for any number of ranks. Collective.
+// The loss over `samples` samples spread evenly over the data (0 or more than there are: all), by
+// forward passes of kValidationRows samples, dealt to the ranks in turn. The same bits for any
+// number of ranks. Collective.
 inline constexpr int64_t kValidationRows = 8;
-ValidationResult validate(models::Model& model, Engine& engine, comm::Group& world, const Dataset& data,
-                          int64_t samples);
+ValidationResult validate(models::Model& model, Engine& engine, comm::Group& world,
+                          const Dataset& data, int64_t samples);
 
 }  // namespace dovetail::trainer

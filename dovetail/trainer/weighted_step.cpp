@@ -26,7 +26,8 @@ std::vector<std::byte> message_of(const std::vector<MicroRecord>& records, bool 
   return bytes;
 }
 
-StepReport combine(const std::vector<std::vector<std::byte>>& messages, const std::vector<MicroRecord>& mine) {
+StepReport combine(const std::vector<std::vector<std::byte>>& messages,
+                   const std::vector<MicroRecord>& mine) {
   StepReport report;
   std::vector<std::vector<MicroRecord>> all;
   for (size_t rank = 0; rank < messages.size(); ++rank) {
@@ -47,9 +48,11 @@ StepReport combine(const std::vector<std::vector<std::byte>>& messages, const st
       const MicroRecord& record = all[rank][a];
       report.tokens += record.tokens;
       sum += record.loss;
-      if (!std::isfinite(record.loss) && report.bad_rank < 0) report.bad_rank = static_cast<int>(rank);
+      if (!std::isfinite(record.loss) && report.bad_rank < 0)
+        report.bad_rank = static_cast<int>(rank);
     }
-  report.loss = report.tokens > 0 ? sum / static_cast<double>(report.tokens) : std::numeric_limits<double>::quiet_NaN();
+  report.loss = report.tokens > 0 ? sum / static_cast<double>(report.tokens)
+                                  : std::numeric_limits<double>::quiet_NaN();
   return report;
 }
 

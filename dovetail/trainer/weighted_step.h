@@ -1,11 +1,13 @@
 // One optimizer step whose loss is the mean over all tokens of all ranks and micro-batches.
 //
-// Every micro-batch gives the *sum* of its token losses; sums are backpropagated, gradients are summed over micro-batches
-// and ranks, and the one division by the number of tokens happens in Engine::step. So how tokens are spread over ranks and
-// micro-batches never shows, and a micro-batch in which everything is masked adds nothing.
+// Every micro-batch gives the *sum* of its token losses; sums are backpropagated, gradients are
+// summed over micro-batches and ranks, and the one division by the number of tokens happens in
+// Engine::step. So how tokens are spread over ranks and micro-batches never shows, and a
+// micro-batch in which everything is masked adds nothing.
 //
-// Between backward and update the ranks exchange one small message: losses, token counts and wishes to stop. Whatever one
-// rank sees (a loss that is not finite, a signal), all ranks act on in the same step.
+// Between backward and update the ranks exchange one small message: losses, token counts and wishes
+// to stop. Whatever one rank sees (a loss that is not finite, a signal), all ranks act on in the
+// same step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -33,24 +35,25 @@ std::string_view name_of(StepOutcome outcome);
 
 struct StepReport {
   StepOutcome outcome = StepOutcome::updated;
-  double loss = 0;          // nats per token over all ranks; NaN where there was no token
-  int64_t tokens = 0;       // over all ranks
-  double grad_norm = 0;     // 0 unless updated or non_finite_norm
+  double loss = 0;       // nats per token over all ranks; NaN where there was no token
+  int64_t tokens = 0;    // over all ranks
+  double grad_norm = 0;  // 0 unless updated or non_finite_norm
   double clip_coefficient = 1;
-  int bad_rank = -1;        // for non_finite_loss: the first rank that saw one
-  bool stop = false;        // some rank wants to stop
+  int bad_rank = -1;  // for non_finite_loss: the first rank that saw one
+  bool stop = false;  // some rank wants to stop
 };
 
 struct WeightedStep {
   int64_t micro_batches = 1;
-  bool reduce_each = true;  // reduce gradients after every micro-batch; false: after the last one (local accumulation)
+  bool reduce_each = true;  // reduce gradients after every micro-batch; false: after the last one
+                            // (local accumulation)
   float lr = 0;
   std::function<MicroLoss(int64_t micro_batch)> forward;
   std::function<bool()> wants_to_stop;  // asked once, after the last backward pass
 };
 
-// Collective; every rank gives the same number of micro-batches, which is compared. `world` is the engine's. Losses are
-// added in the order of global micro-batch numbers, a*ranks + rank, in double.
+// Collective; every rank gives the same number of micro-batches, which is compared. `world` is the
+// engine's. Losses are added in the order of global micro-batch numbers, a*ranks + rank, in double.
 StepReport run_step(Engine& engine, comm::Group& world, const WeightedStep& step);
 
 }  // namespace dovetail::trainer

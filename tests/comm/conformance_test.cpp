@@ -70,7 +70,8 @@ void check_gather(Group& group, const std::vector<std::vector<Interval>>& slices
     for (int m = 0; m < group.size(); ++m) {
       const Interval s = slices[p][m];
       for (int64_t i = 0; i < s.size(); ++i) {
-        ASSERT_EQ(gathered.whole[p][s.begin + i], byte_at(1000 * p + m, i)) << "plane " << p << " member " << m << " byte " << i;
+        ASSERT_EQ(gathered.whole[p][s.begin + i], byte_at(1000 * p + m, i))
+            << "plane " << p << " member " << m << " byte " << i;
       }
     }
   }
@@ -123,7 +124,8 @@ TEST_P(Conformance, GathersRaggedSlicesFromElsewhere) {
 TEST_P(Conformance, GathersSeveralPlanesAsOne) {
   each([&](Group& g) {
     const Counts before = g.counters().read();
-    check_gather(g, {even_slices(g.size(), 4096), ragged(5), even_slices(g.size(), 128), even_slices(g.size(), 4096)}, true);
+    check_gather(g, {even_slices(g.size(), 4096), ragged(5), even_slices(g.size(), 128), even_slices(g.size(), 4096)},
+                 true);
     const Counts moved = g.counters().read() - before;
     EXPECT_EQ(moved.of(Phase::gather_forward).operations, g.size() > 1 ? 1 : 0);
   });
@@ -249,8 +251,9 @@ TEST_P(Conformance, OperationsOverlapAndAreWaitedOutOfOrder) {
       outputs[k].resize(1000);
       auto& s = scratch[kOperations + k];
       s.resize(static_cast<size_t>(g.reduce_scratch_bytes(DType::f32, slices)));
-      works.push_back(g.reduce_scatter({std::as_bytes(std::span(inputs[k])).data(), DType::f32, slices, outputs[k].data(),
-                                        false, s}, {Phase::reduce, k, 0, "b"}));
+      works.push_back(g.reduce_scatter(
+          {std::as_bytes(std::span(inputs[k])).data(), DType::f32, slices, outputs[k].data(), false, s},
+          {Phase::reduce, k, 0, "b"}));
       whole[k].resize(static_cast<size_t>(100 * n));
       std::fill_n(whole[k].begin() + 100 * g.rank(), 100, static_cast<std::byte>(g.rank() + k));
       const GatherPlane plane{whole[k].data() + 100 * g.rank(), whole[k].data(), even_slices(n, 100)};
@@ -295,7 +298,8 @@ TEST_P(Conformance, CountersEqualTheFormula) {
       before = g.counters().read();
       check_reduce(g, slices, dtype, false);
       moved = g.counters().read() - before;
-      EXPECT_EQ(moved.of(Phase::reduce), (PhaseCount{(total - own) * size_of(dtype), (n - 1) * own * size_of(dtype), n > 1}));
+      EXPECT_EQ(moved.of(Phase::reduce),
+                (PhaseCount{(total - own) * size_of(dtype), (n - 1) * own * size_of(dtype), n > 1}));
     }
 
     before = g.counters().read();
@@ -368,8 +372,11 @@ TEST_P(Conformance, HierarchicalAndFlatSumsAgreeBitForBit) {
                                                                   column->reduce_scratch_bytes(DType::f32, narrow))));
       row->reduce_scatter({std::as_bytes(std::span(input)).data(), DType::f32, wide, middle.data(), false, scratch},
                           {Phase::reduce, 0, 0, "rows"})->wait();
-      column->reduce_scatter({std::as_bytes(std::span(middle)).data(), DType::f32, narrow, output.data(), false, scratch},
-                             {Phase::reduce_main, 0, 0, "columns"})->wait();
+      column
+          ->reduce_scatter(
+              {std::as_bytes(std::span(middle)).data(), DType::f32, narrow, output.data(), false, scratch},
+              {Phase::reduce_main, 0, 0, "columns"})
+          ->wait();
       const int64_t begin = row->rank() * (total / inner) + column->rank() * each;
       for (int64_t i = 0; i < each; ++i) {
         ASSERT_EQ(output[i], tree_value(iota(n), [&](int r) { return value_at(r, begin + i); })) << "inner " << inner;

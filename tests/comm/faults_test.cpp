@@ -20,7 +20,8 @@ class Faults : public testing::TestWithParam<World> {
   static constexpr auto kSlack = 2500ms;  // the machine may be busy
 
   int size() const { return GetParam().size; }
-  // Runs body on each rank; returns every rank's CommError text, "" where there was none, and checks that all ended in time.
+  // Runs body on each rank; returns every rank's CommError text, "" where there was none, and checks that all ended
+  // in time.
   std::vector<std::string> errors(const std::function<void(Group&)>& body) {
     std::vector<std::string> texts(static_cast<size_t>(size()));
     run(GetParam(), [&](Group& g) {
@@ -49,7 +50,8 @@ struct Reduction {
     input.assign(static_cast<size_t>(each * g.size()), 1.0f);
     output.assign(static_cast<size_t>(each), -7.0f);
     scratch.resize(static_cast<size_t>(g.reduce_scratch_bytes(DType::f32, slices)));
-    return g.reduce_scatter({std::as_bytes(std::span(input)).data(), DType::f32, slices, output.data(), true, scratch}, id);
+    return g.reduce_scatter(
+        {std::as_bytes(std::span(input)).data(), DType::f32, slices, output.data(), true, scratch}, id);
   }
 };
 
@@ -75,7 +77,8 @@ TEST_P(Faults, DifferentIdentitiesNameBothSidesAndUseNoByte) {
     ADD_FAILURE() << "rank " << g.rank() << " saw no error";
   });
   for (int r = 0; r < size(); ++r) {
-    EXPECT_THAT(texts[r], AllOf(HasSubstr("layers.5"), HasSubstr("layers.6"), HasSubstr("step 7"), HasSubstr("rank 1: reduce")));
+    EXPECT_THAT(texts[r], AllOf(HasSubstr("layers.5"), HasSubstr("layers.6"), HasSubstr("step 7"),
+                                HasSubstr("rank 1: reduce")));
   }
   if (size() == 2) {
     EXPECT_EQ(peer(0), 1);
@@ -91,7 +94,8 @@ TEST_P(Faults, DifferentStepsAndOperationsNeverPair) {
     if (g.rank() != 0) a.start(g, 1024, {Phase::gather_forward, 1, 4, "layers.1"})->wait();
   });
   for (int r = 0; r < size(); ++r) {
-    EXPECT_THAT(texts[r], AllOf(HasSubstr("reduce of layers.1, step 3"), HasSubstr("gather_forward of layers.1, step 4")));
+    EXPECT_THAT(texts[r],
+                AllOf(HasSubstr("reduce of layers.1, step 3"), HasSubstr("gather_forward of layers.1, step 4")));
   }
 }
 
@@ -124,7 +128,8 @@ TEST_P(Faults, MessageThatOnlyOneSideKnowsIsAnError) {
   const auto texts = errors([&](Group& g) {
     std::vector<std::byte> out(8);
     const Send send{1, out};
-    g.exchange(g.rank() == 0 ? std::span(&send, 1) : std::span<const Send>{}, {}, {Phase::fragment, 9, 0, "lost"})->wait();
+    g.exchange(g.rank() == 0 ? std::span(&send, 1) : std::span<const Send>{}, {}, {Phase::fragment, 9, 0, "lost"})
+        ->wait();
   });
   EXPECT_THAT(texts[0], HasSubstr("rank 1 sends 0 bytes and expects 0"));
   EXPECT_THAT(texts[1], HasSubstr("rank 0 sends 8 bytes"));
@@ -157,7 +162,8 @@ TEST_P(Faults, DivergingOnDifferentGroupsEndsAtTheDeadline) {
     if (g.rank() == 1) g.barrier({Phase::control, -1, 11, "end of step"});
     r.start(*other, 512, {Phase::reduce, 0, 11, "layers.0"})->wait();
   });
-  EXPECT_THAT(texts[0], AllOf(HasSubstr("layers.0"), HasSubstr("step 11"), HasSubstr("rank 1"), HasSubstr("end of step")));
+  EXPECT_THAT(texts[0],
+              AllOf(HasSubstr("layers.0"), HasSubstr("step 11"), HasSubstr("rank 1"), HasSubstr("end of step")));
   EXPECT_THAT(texts[1], AllOf(HasSubstr("end of step"), HasSubstr("layers.0")));
 }
 
@@ -173,7 +179,8 @@ TEST_P(Faults, ASilentRankIsNamedAtTheDeadline) {
     a.start(g, 100, {Phase::gather_forward, 7, 2, "layers.7"})->wait();
   });
   for (int r = 0; r + 1 < size(); ++r) {
-    EXPECT_THAT(texts[r], AllOf(HasSubstr("layers.7"), HasSubstr("rank " + std::to_string(size() - 1)), HasSubstr("ms")));
+    EXPECT_THAT(texts[r],
+                AllOf(HasSubstr("layers.7"), HasSubstr("rank " + std::to_string(size() - 1)), HasSubstr("ms")));
     EXPECT_EQ(peer(r), size() - 1) << texts[r];
   }
 }
@@ -197,7 +204,8 @@ TEST_P(Faults, ARankThatFailsIsNamedWithItsReasonLongBeforeTheDeadline) {
   }
   EXPECT_LT(std::chrono::steady_clock::now() - start, 15s);
   for (int r = 0; r + 1 < size(); ++r) {
-    EXPECT_THAT(texts[r], AllOf(HasSubstr("rank " + std::to_string(size() - 1)), HasSubstr("truncated"), HasSubstr("start")));
+    EXPECT_THAT(texts[r],
+                AllOf(HasSubstr("rank " + std::to_string(size() - 1)), HasSubstr("truncated"), HasSubstr("start")));
   }
 }
 

@@ -45,8 +45,13 @@ RankProcesses::RankProcesses(const std::string& scenario, int size, std::chrono:
     posix_spawn_file_actions_init(&actions);
     posix_spawn_file_actions_adddup2(&actions, pipes[1], 1);
     if (rank != 0) posix_spawn_file_actions_addclose(&actions, listener);
-    std::vector<std::string> words{"/proc/self/exe", "rank-process", scenario, std::to_string(rank), std::to_string(size),
-                                   std::to_string(port), std::to_string(rank == 0 ? listener : -1),
+    std::vector<std::string> words{"/proc/self/exe",
+                                   "rank-process",
+                                   scenario,
+                                   std::to_string(rank),
+                                   std::to_string(size),
+                                   std::to_string(port),
+                                   std::to_string(rank == 0 ? listener : -1),
                                    std::to_string(deadline.count())};
     std::vector<char*> arguments;
     for (std::string& w : words) arguments.push_back(w.data());

@@ -21,8 +21,9 @@ uint64_t round_in(Group& g, int64_t each, int64_t step, std::string_view label) 
   const auto slices = even_slices(n, each);
   std::vector<std::byte> scratch(static_cast<size_t>(g.reduce_scratch_bytes(DType::f32, slices)));
   std::vector<std::byte> norm_scratch(static_cast<size_t>(g.all_reduce_scratch_bytes(100)));
-  auto reduce = g.reduce_scatter({std::as_bytes(std::span(input)).data(), DType::f32, slices, output.data(), false, scratch},
-                                 {Phase::reduce, 0, step, label});
+  auto reduce =
+      g.reduce_scatter({std::as_bytes(std::span(input)).data(), DType::f32, slices, output.data(), false, scratch},
+                       {Phase::reduce, 0, step, label});
   auto all = g.all_reduce(norm, norm_scratch, {Phase::norm, -1, step, label});
   reduce->wait();
   std::vector<float> whole(static_cast<size_t>(each * n));
@@ -41,7 +42,8 @@ struct Grid {
 // Pairs (0 1)(2 3) and the groups across them; an odd rank out is alone.
 Grid make_grid(Group& world) {
   std::vector<std::vector<int>> pairs, across(2);
-  for (int r = 0; r < world.size(); r += 2) pairs.push_back(r + 1 < world.size() ? std::vector{r, r + 1} : std::vector{r});
+  for (int r = 0; r < world.size(); r += 2)
+    pairs.push_back(r + 1 < world.size() ? std::vector{r, r + 1} : std::vector{r});
   for (int r = 0; r < world.size(); ++r) across[r % 2].push_back(r);
   return {world.split(pairs), world.split(across)};
 }

@@ -43,7 +43,8 @@ TEST(World, ARankThatDoesNotComeIsNamed) {
     o.rank = 1;
     EXPECT_THROW(make_world(o), CommError);
   });
-  EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<CommError>(AllOf(HasSubstr("world of 3"), HasSubstr("missing: rank 2"))));
+  EXPECT_THAT([&] { make_world(o); },
+              testing::ThrowsMessage<CommError>(AllOf(HasSubstr("world of 3"), HasSubstr("missing: rank 2"))));
 }
 
 TEST(World, AnAddressWithoutAStoreIsNamed) {

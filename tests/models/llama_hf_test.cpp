@@ -32,12 +32,14 @@ void expect_theirs_loads(const std::filesystem::path& folder) {
   EXPECT_EQ(model.config().rope_theta, 5000.0);
   load_weights(model, folder);
   const torch::NoGradGuard no_grad;
-  EXPECT_LT(difference(model.forward(expected.tensor("tokens")).logits, expected.tensor("logits")), 1e-5);
+  EXPECT_LT(difference(model.forward(expected.tensor("tokens")).logits, expected.tensor("logits")),
+            1e-5);
 }
 
 TEST(HuggingFace, LogitsAgreeBothWays) {
-  if (!run_python("-c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"transformers\") and "
-                  "u.find_spec(\"safetensors\")))'"))
+  if (!run_python(
+          "-c 'import importlib.util as u, sys; sys.exit(not (u.find_spec(\"transformers\") and "
+          "u.find_spec(\"safetensors\")))'"))
     GTEST_SKIP() << "transformers is not installed in .venv: see requirements-test.txt";
   const std::vector<std::string> shapes = {"plain", "grouped_tied", "one_kv_head"};
   const Folder theirs, ours;
@@ -60,7 +62,10 @@ TEST(HuggingFace, LogitsAgreeBothWays) {
   }
   ASSERT_TRUE(script("run " + ours.path().string()));
   for (size_t i = 0; i < shapes.size(); ++i)
-    EXPECT_LT(difference(logits[i], SafetensorsFile(ours / (shapes[i] + "/theirs.safetensors")).tensor("logits")), 1e-5)
+    EXPECT_LT(
+        difference(logits[i],
+                   SafetensorsFile(ours / (shapes[i] + "/theirs.safetensors")).tensor("logits")),
+        1e-5)
         << shapes[i];
 }
 

@@ -18,14 +18,22 @@ namespace dovetail::models {
 namespace {
 
 LlamaConfig tiny(bool tied = false) {
-  return {.hidden_size = 24, .intermediate_size = 40, .num_hidden_layers = 2, .num_attention_heads = 4,
-          .num_key_value_heads = 2, .head_dim = 6, .vocab_size = 29, .max_position_embeddings = 16,
-          .initializer_range = 0.2, .tie_word_embeddings = tied};
+  return {.hidden_size = 24,
+          .intermediate_size = 40,
+          .num_hidden_layers = 2,
+          .num_attention_heads = 4,
+          .num_key_value_heads = 2,
+          .head_dim = 6,
+          .vocab_size = 29,
+          .max_position_embeddings = 16,
+          .initializer_range = 0.2,
+          .tie_word_embeddings = tied};
 }
 
 using Llama = ops::Unit<LlamaForCausalLM>;
 
-std::shared_ptr<Llama> seeded(const LlamaConfig& config, at::ScalarType type = at::kFloat, uint64_t seed = 3) {
+std::shared_ptr<Llama> seeded(const LlamaConfig& config, at::ScalarType type = at::kFloat,
+                              uint64_t seed = 3) {
   auto model = std::make_shared<Llama>(config, type);
   model->reset_parameters(seed);
   return model;
@@ -46,7 +54,9 @@ std::string message_of(F&& f) {
   ADD_FAILURE() << "nothing of the wanted type was thrown";
   return {};
 }
-bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
 
 TEST(Init, PureFunctionOfSeedNameAndIndex) {
   const auto a = torch::empty({7, 11}), b = torch::empty({11, 7}).t(), c = torch::empty({7, 11});
@@ -71,7 +81,8 @@ TEST(Init, IsNormal) {
   EXPECT_NEAR(x.pow(2).mean().item<double>(), 1, 5 * std::sqrt(2 / n));
   EXPECT_NEAR(x.pow(3).mean().item<double>(), 0, 5 * std::sqrt(15 / n));
   EXPECT_NEAR(x.pow(4).mean().item<double>(), 3, 5 * std::sqrt(96 / n));
-  EXPECT_NEAR((x.narrow(1, 0, 999) * x.narrow(1, 1, 999)).mean().item<double>(), 0, 5 / std::sqrt(n));
+  EXPECT_NEAR((x.narrow(1, 0, 999) * x.narrow(1, 1, 999)).mean().item<double>(), 0,
+              5 / std::sqrt(n));
   EXPECT_FALSE(x.isinf().any().item<bool>());
 }
 
@@ -85,7 +96,8 @@ TEST(Llama, NamesAndInitialValues) {
   EXPECT_NEAR(named["model.layers.0.mlp.up_proj.weight"].std().item<double>(), 0.2, 0.02);
   EXPECT_NEAR(named["model.layers.0.mlp.down_proj.weight"].std().item<double>(), 0.1, 0.01);
   const auto again = seeded(tiny());
-  for (const auto& item : again->named_parameters()) EXPECT_TRUE(at::equal(item.value(), named[item.key()])) << item.key();
+  for (const auto& item : again->named_parameters())
+    EXPECT_TRUE(at::equal(item.value(), named[item.key()])) << item.key();
 }
 
 TEST(Llama, LossIsThatOfTheLogitsAndGradientsAreTheirs) {
@@ -100,7 +112,8 @@ TEST(Llama, LossIsThatOfTheLogitsAndGradientsAreTheirs) {
     for (auto& p : model->parameters()) grads.push_back(p.grad().clone());
     model->zero_grad();
     const auto logits = model->forward(tokens).logits;
-    const auto want = at::nll_loss(at::log_softmax(logits, -1).view({-1, 29}), targets.view(-1), {}, at::Reduction::Sum, -100);
+    const auto want = at::nll_loss(at::log_softmax(logits, -1).view({-1, 29}), targets.view(-1), {},
+                                   at::Reduction::Sum, -100);
     EXPECT_NEAR(loss.sum.item<float>(), want.item<float>(), 1e-3);
     want.backward();
     size_t i = 0;
@@ -118,7 +131,8 @@ TEST(Llama, TiedHeadIsOneTensor) {
 TEST(Llama, Bf16FollowsFp32) {
   const auto tokens = some_tokens();
   const auto exact = seeded(tiny()), rounded = seeded(tiny(), at::kBFloat16);
-  const auto want = exact->forward(tokens, tokens).loss.sum, got = rounded->forward(tokens, tokens).loss.sum;
+  const auto want = exact->forward(tokens, tokens).loss.sum,
+             got = rounded->forward(tokens, tokens).loss.sum;
   EXPECT_NEAR(got.item<float>() / want.item<float>(), 1, 0.02);
   want.backward(), got.backward();
   for (size_t i = 0; i < exact->parameters().size(); ++i) {
@@ -135,7 +149,8 @@ TEST(Llama, CastModelKeepsFp32Angles) {
   EXPECT_EQ(model->buffers().size(), 0u);
   const auto direct = seeded(tiny(), at::kBFloat16);
   const torch::NoGradGuard no_grad;
-  EXPECT_TRUE(at::equal(model->forward(some_tokens()).logits, direct->forward(some_tokens()).logits));
+  EXPECT_TRUE(
+      at::equal(model->forward(some_tokens()).logits, direct->forward(some_tokens()).logits));
 }
 
 TEST(Llama, MetaThenMaterialized) {
@@ -146,7 +161,8 @@ TEST(Llama, MetaThenMaterialized) {
     model.reset_parameters(3);
     const auto want = seeded(tiny(tied), at::kBFloat16);
     const torch::NoGradGuard no_grad;
-    EXPECT_TRUE(at::equal(model.forward(some_tokens()).logits, want->forward(some_tokens()).logits));
+    EXPECT_TRUE(
+        at::equal(model.forward(some_tokens()).logits, want->forward(some_tokens()).logits));
     EXPECT_EQ(model.lm_head->weight.is_same(model.model->embed_tokens->weight), tied);
   }
 }
@@ -161,7 +177,8 @@ TEST(Llama, RecomputedLayersGiveTheSameBits) {
     found.emplace_back();
     for (auto& p : model->parameters()) found.back().push_back(p.grad().clone());
   }
-  for (size_t i = 0; i < found[0].size(); ++i) EXPECT_TRUE(at::equal(found[0][i], found[1][i])) << i;
+  for (size_t i = 0; i < found[0].size(); ++i)
+    EXPECT_TRUE(at::equal(found[0][i], found[1][i])) << i;
 }
 
 TEST(Llama, EdgesOfShapes) {
@@ -169,7 +186,8 @@ TEST(Llama, EdgesOfShapes) {
   const auto one = some_tokens(1, 1);
   EXPECT_EQ(model->forward(one).logits.sizes(), at::IntArrayRef({1, 1, 29}));
   EXPECT_EQ(model->forward(some_tokens(1, 16)).logits.size(1), 16);
-  EXPECT_TRUE(has(message_of<ConfigError>([&] { model->forward(some_tokens(1, 17)); }), "sequence of 17"));
+  EXPECT_TRUE(
+      has(message_of<ConfigError>([&] { model->forward(some_tokens(1, 17)); }), "sequence of 17"));
   EXPECT_THROW(model->forward(one[0]), ConfigError);
   EXPECT_TRUE(has(message_of<ConfigError>([&] { model->forward(one + 29); }), "outside [0, 29)"));
 }
@@ -184,7 +202,8 @@ TEST(Weights, RoundTripAndConversion) {
       const auto copy = seeded(tiny(tied), type, 99);
       load_weights(*copy, folder.path());
       for (const auto& item : copy->named_parameters())
-        EXPECT_TRUE(at::equal(item.value(), model->named_parameters()[item.key()].to(type))) << item.key();
+        EXPECT_TRUE(at::equal(item.value(), model->named_parameters()[item.key()].to(type)))
+            << item.key();
     }
   }
 }
@@ -200,19 +219,24 @@ TEST(Weights, EveryDifferenceIsNamedAndNothingChanged) {
   EXPECT_TRUE(has(text, "model.embed_tokens.weight: wanted [29, 24], got [31, 24]")) << text;
   EXPECT_TRUE(has(text, "unexpected: model.layers.2.mlp.up_proj.weight")) << text;
   save_weights(*seeded(tiny(true)), folder / "model.safetensors");
-  EXPECT_TRUE(has(message_of<FileError>([&] { load_weights(*model, folder.path()); }), "missing: lm_head.weight"));
+  EXPECT_TRUE(has(message_of<FileError>([&] { load_weights(*model, folder.path()); }),
+                  "missing: lm_head.weight"));
   EXPECT_TRUE(at::equal(model->model->norm->weight, before));
 }
 
 TEST(Registry, BuildsByNameAndNamesWhatIsWrong) {
-  const nlohmann::json options = {{"hidden_size", 24}, {"num_attention_heads", 4}, {"vocab_size", 29}, {"num_hidden_layers", 1}};
+  const nlohmann::json options = {{"hidden_size", 24},
+                                  {"num_attention_heads", 4},
+                                  {"vocab_size", 29},
+                                  {"num_hidden_layers", 1}};
   const auto model = build_model("llama", options);
   model->reset_parameters(1);
   EXPECT_EQ(model->vocabulary(), 29);
   EXPECT_EQ(model->context(), 2048);
   EXPECT_EQ(model->logits(some_tokens()).size(2), 29);
   EXPECT_EQ(model->loss(some_tokens(), some_tokens()).count, 22);
-  EXPECT_TRUE(has(message_of<ConfigError>([&] { build_model("gpt", options); }), "unknown model gpt; there are llama"));
+  EXPECT_TRUE(has(message_of<ConfigError>([&] { build_model("gpt", options); }),
+                  "unknown model gpt; there are llama"));
   const auto wrong = [&](const char* key, const nlohmann::json& value) {
     auto o = options;
     o[key] = value;
@@ -220,8 +244,10 @@ TEST(Registry, BuildsByNameAndNamesWhatIsWrong) {
   };
   EXPECT_TRUE(has(wrong("hidden", 3), "unknown model option hidden"));
   EXPECT_TRUE(has(wrong("hidden_size", "x"), "hidden_size: wanted an integer, got \"x\""));
-  EXPECT_TRUE(has(wrong("num_key_value_heads", 3), "num_key_value_heads 3 does not divide num_attention_heads 4"));
-  EXPECT_TRUE(has(wrong("hidden_size", 26), "num_attention_heads 4 does not divide hidden_size 26"));
+  EXPECT_TRUE(has(wrong("num_key_value_heads", 3),
+                  "num_key_value_heads 3 does not divide num_attention_heads 4"));
+  EXPECT_TRUE(
+      has(wrong("hidden_size", 26), "num_attention_heads 4 does not divide hidden_size 26"));
   EXPECT_TRUE(has(wrong("vocab_size", 0), "vocab_size: wanted a positive number, got 0"));
 }
 
@@ -233,7 +259,10 @@ TEST(Registry, SpecsNameEveryParameterOnce) {
     for (const auto& spec : specs) {
       const bool is_norm = has(spec.name, "norm");
       const bool is_table = has(spec.name, "embed") || has(spec.name, "lm_head");
-      EXPECT_EQ(spec.kind, is_norm ? ParamKind::vector : is_table ? ParamKind::embedding : ParamKind::matrix) << spec.name;
+      EXPECT_EQ(spec.kind, is_norm    ? ParamKind::vector
+                           : is_table ? ParamKind::embedding
+                                      : ParamKind::matrix)
+          << spec.name;
       EXPECT_EQ(spec.heads, has(spec.name, "q_proj") || has(spec.name, "o_proj")   ? 4
                             : has(spec.name, "k_proj") || has(spec.name, "v_proj") ? 2
                                                                                    : 0);
@@ -255,7 +284,8 @@ TEST(Sample, SeededAndLimited) {
   const auto greedy = sample(model, prompt, 20, {.temperature = 0});
   EXPECT_EQ(greedy.size(), 20u);  // past the context of 16
   const torch::NoGradGuard no_grad;
-  EXPECT_EQ(greedy[0], model.logits(torch::tensor({{1, 2, 3}}, at::kLong))[0][2].argmax().item<int64_t>());
+  EXPECT_EQ(greedy[0],
+            model.logits(torch::tensor({{1, 2, 3}}, at::kLong))[0][2].argmax().item<int64_t>());
   EXPECT_EQ(sample(model, prompt, 20, {.top_k = 1, .seed = 4}), greedy);
   const auto a = sample(model, prompt, 20, {.seed = 4});
   EXPECT_EQ(a, sample(model, prompt, 20, {.seed = 4}));
@@ -265,7 +295,8 @@ TEST(Sample, SeededAndLimited) {
   EXPECT_THROW(sample(model, {29}, 1), ConfigError);
 }
 
-// The distribution of the first drawn token over seeds is the softmax's, cut to the top k and renormalised.
+// The distribution of the first drawn token over seeds is the softmax's, cut to the top k and
+// renormalised.
 TEST(Sample, DrawsFromTheSoftmax) {
   LanguageModel model(tiny());
   model.reset_parameters(1);
@@ -276,11 +307,13 @@ TEST(Sample, DrawsFromTheSoftmax) {
   std::map<int64_t, int> counts;
   const int draws = 2000;
   for (int seed = 0; seed < draws; ++seed)
-    ++counts[sample(model, {5}, 1, {.temperature = 0.7, .top_k = 4, .seed = static_cast<uint64_t>(seed)})[0]];
+    ++counts[sample(model, {5}, 1,
+                    {.temperature = 0.7, .top_k = 4, .seed = static_cast<uint64_t>(seed)})[0]];
   EXPECT_LE(counts.size(), 4u);
   for (int64_t i = 0; i < 4; ++i) {
     const double want = p[i].item<double>();
-    EXPECT_NEAR(counts[places[i].item<int64_t>()] / double{draws}, want, 5 * std::sqrt(want * (1 - want) / draws));
+    EXPECT_NEAR(counts[places[i].item<int64_t>()] / double{draws}, want,
+                5 * std::sqrt(want * (1 - want) / draws));
   }
 }
 

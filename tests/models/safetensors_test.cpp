@@ -11,8 +11,8 @@
 namespace dovetail::models {
 namespace {
 
-void write_raw(const std::filesystem::path& path, const std::string& header, const std::string& data,
-               std::optional<uint64_t> length = {}) {
+void write_raw(const std::filesystem::path& path, const std::string& header,
+               const std::string& data, std::optional<uint64_t> length = {}) {
   std::ofstream out(path, std::ios::binary);
   const uint64_t n = length.value_or(header.size());
   out.write(reinterpret_cast<const char*>(&n), 8);
@@ -82,7 +82,8 @@ TEST(Safetensors, EveryFaultIsNamed) {
     const std::string text = fault(path);
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  const auto tensor = [](const std::string& type, const std::string& shape, const std::string& offsets) {
+  const auto tensor = [](const std::string& type, const std::string& shape,
+                         const std::string& offsets) {
     return R"({"dtype":")" + type + R"(","shape":)" + shape + R"(,"data_offsets":)" + offsets + "}";
   };
   const std::string eight(8, 'x'), good = tensor("F32", "[2]", "[0,8]");
@@ -105,7 +106,8 @@ TEST(Safetensors, EveryFaultIsNamed) {
   expect("tensor a: dtype F4 is not supported");
   write_raw(path, R"({"a":)" + tensor("F32", "[-2]", "[0,8]") + "}", eight);
   expect("tensor a: impossible shape [-2]");
-  write_raw(path, R"({"a":)" + tensor("F32", "[1099511627776,1099511627776]", "[0,8]") + "}", eight);
+  write_raw(path, R"({"a":)" + tensor("F32", "[1099511627776,1099511627776]", "[0,8]") + "}",
+            eight);
   expect("tensor a: impossible shape");
   write_raw(path, R"({"a":)" + tensor("F32", "[2]", "[0,\"8\"]") + "}", eight);
   expect("tensor a: impossible offsets");
@@ -115,7 +117,8 @@ TEST(Safetensors, EveryFaultIsNamed) {
   expect("truncated: tensor a ends at byte 8 of the data, the file has 7");
   write_raw(path, R"({"a":)" + good + "}", eight + "y");
   expect("1 bytes of data after the last tensor");
-  write_raw(path, R"({"a":)" + good + R"(,"b":)" + tensor("F32", "[2]", "[4,12]") + "}", eight + eight);
+  write_raw(path, R"({"a":)" + good + R"(,"b":)" + tensor("F32", "[2]", "[4,12]") + "}",
+            eight + eight);
   expect("tensor b starts at byte 4 where 8 was wanted");
   write_raw(path, R"({"__metadata__":{"k":1},"a":)" + good + "}", eight);
   expect("metadata k is not text");
@@ -125,11 +128,13 @@ TEST(Safetensors, EveryFaultIsNamed) {
 
 TEST(Safetensors, ShardsOfAFolder) {
   const Folder folder;
-  write_safetensors(folder / "one.safetensors", {{"a", torch::ones({2})}, {"b", torch::zeros({1})}});
+  write_safetensors(folder / "one.safetensors",
+                    {{"a", torch::ones({2})}, {"b", torch::zeros({1})}});
   write_safetensors(folder / "two.safetensors", {{"c", torch::full({3}, 3.0f)}});
   EXPECT_THROW(SafetensorsSet{folder.path()}, FileError);
   const auto index = [&](const std::string& map) {
-    std::ofstream(folder / "model.safetensors.index.json") << R"({"metadata":{"total_size":24},"weight_map":)" << map << "}";
+    std::ofstream(folder / "model.safetensors.index.json")
+        << R"({"metadata":{"total_size":24},"weight_map":)" << map << "}";
   };
   index(R"({"a":"one.safetensors","b":"one.safetensors","c":"two.safetensors"})");
   const SafetensorsSet set(folder.path());

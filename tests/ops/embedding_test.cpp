@@ -42,7 +42,8 @@ TEST(Embedding, WritesIntoTheSink) {
       torch::NoGradGuard no_grad;
       table.weight.normal_();
     }
-    const auto sink = std::make_shared<FlatSink>(transposed ? torch::empty({3, 5}).t() : torch::empty({5, 3}));
+    const auto sink =
+        std::make_shared<FlatSink>(transposed ? torch::empty({3, 5}).t() : torch::empty({5, 3}));
     table.set_sink(table.weight, sink);
     table.forward(tokens({1, 4, 1})).sum().backward();
     const auto want = torch::tensor({0., 2., 0., 0., 1.}, at::kFloat).view({5, 1}).expand({5, 3});
@@ -72,7 +73,9 @@ TEST(Embedding, SecondOrder) {
 
 TEST(Embedding, NamesTheBadIndex) {
   const auto w = torch::zeros({4, 2});
-  EXPECT_NE(message_of<ConfigError>([&] { embedding_rows(tokens({1, -1}), w); }).find("index -1 at position 1 is outside [0, 4)"),
+  EXPECT_NE(message_of<ConfigError>([&] {
+              embedding_rows(tokens({1, -1}), w);
+            }).find("index -1 at position 1 is outside [0, 4)"),
             std::string::npos);
   EXPECT_THROW(embedding_rows(tokens({4}), w), ConfigError);
   EXPECT_THROW(embedding_rows(torch::zeros({2}), w), ConfigError);

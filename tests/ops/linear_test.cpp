@@ -12,8 +12,9 @@ struct Case {
   GemmPath path;
 };
 
-const std::vector<Case> kCases = {
-    {at::kFloat, GemmPath::aten}, {at::kBFloat16, GemmPath::aten}, {at::kBFloat16, GemmPath::widen}};
+const std::vector<Case> kCases = {{at::kFloat, GemmPath::aten},
+                                  {at::kBFloat16, GemmPath::aten},
+                                  {at::kBFloat16, GemmPath::widen}};
 
 at::Tensor leaf(const at::Tensor& t) { return t.detach().clone().set_requires_grad(true); }
 
@@ -22,7 +23,8 @@ struct Result {
 };
 
 template <class F>
-Result run(F&& f, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b, const at::Tensor& g) {
+Result run(F&& f, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
+           const at::Tensor& g) {
   Result r;
   at::Tensor lx = leaf(x), lw = w.detach().set_requires_grad(true), lb = b.defined() ? leaf(b) : b;
   r.y = f(lx, lw, lb);
@@ -32,7 +34,8 @@ Result run(F&& f, const at::Tensor& x, const at::Tensor& w, const at::Tensor& b,
   return r;
 }
 
-// Against fp64: sizes around the panel (64 rows at least), odd sizes, zero rows, any leading dimensions.
+// Against fp64: sizes around the panel (64 rows at least), odd sizes, zero rows, any leading
+// dimensions.
 TEST(Linear, ValuesAndGradients) {
   torch::manual_seed(1);
   struct Shape {
@@ -40,19 +43,28 @@ TEST(Linear, ValuesAndGradients) {
     int64_t in, out;
   };
   for (const Case& c : kCases)
-    for (const Shape& s : std::vector<Shape>{
-             {{7}, 5, 3}, {{2, 3}, 33, 65}, {{0}, 4, 6}, {{1}, 1, 1}, {{2, 0}, 3, 2}, {{3, 2, 5}, 17, 129}, {{9}, 5000, 200},
-             {{4}, 0, 3}, {{4}, 3, 0}, {{}, 6, 4}})
+    for (const Shape& s : std::vector<Shape>{{{7}, 5, 3},
+                                             {{2, 3}, 33, 65},
+                                             {{0}, 4, 6},
+                                             {{1}, 1, 1},
+                                             {{2, 0}, 3, 2},
+                                             {{3, 2, 5}, 17, 129},
+                                             {{9}, 5000, 200},
+                                             {{4}, 0, 3},
+                                             {{4}, 3, 0},
+                                             {{}, 6, 4}})
       for (bool with_bias : {false, true}) {
         std::vector<int64_t> xs = s.lead, ys = s.lead;
         xs.push_back(s.in), ys.push_back(s.out);
-        const auto x = torch::randn(xs).to(c.type), w = torch::randn({s.out, s.in}).to(c.type), g = torch::randn(ys).to(c.type);
+        const auto x = torch::randn(xs).to(c.type), w = torch::randn({s.out, s.in}).to(c.type),
+                   g = torch::randn(ys).to(c.type);
         const auto b = with_bias ? torch::randn({s.out}).to(c.type) : at::Tensor();
         const Matmul matmul(std::make_shared<Workspace>(), c.path);
-        const Result got =
-            run([&](auto& x, auto& w, auto& b) { return linear_layer(x, w, b, matmul); }, x, w, b, g);
-        const Result want = run([&](auto& x, auto& w, auto& b) { return at::linear(x, w, b); }, x.to(at::kDouble),
-                                w.to(at::kDouble), b.defined() ? b.to(at::kDouble) : b, g.to(at::kDouble));
+        const Result got = run(
+            [&](auto& x, auto& w, auto& b) { return linear_layer(x, w, b, matmul); }, x, w, b, g);
+        const Result want =
+            run([&](auto& x, auto& w, auto& b) { return at::linear(x, w, b); }, x.to(at::kDouble),
+                w.to(at::kDouble), b.defined() ? b.to(at::kDouble) : b, g.to(at::kDouble));
         const double bound = bound_of(c.type);
         EXPECT_EQ(got.y.scalar_type(), c.type);
         expect_close(got.y, want.y, bound, "y");
@@ -66,7 +78,8 @@ TEST(Linear, ValuesAndGradients) {
 TEST(Linear, AnyStrides) {
   torch::manual_seed(2);
   for (const Case& c : kCases) {
-    const auto x = torch::randn({40, 24}).to(c.type), w = torch::randn({72, 24}).to(c.type), g = torch::randn({40, 72}).to(c.type);
+    const auto x = torch::randn({40, 24}).to(c.type), w = torch::randn({72, 24}).to(c.type),
+               g = torch::randn({40, 72}).to(c.type);
     const Matmul matmul(nullptr, c.path);
     const auto f = [&](auto& x, auto& w, auto& b) { return linear_layer(x, w, b, matmul); };
     const Result want = run(f, x, w, {}, g);
@@ -87,11 +100,13 @@ TEST(Linear, WritesWeightGradientIntoTheSink) {
   for (const Case& c : kCases)
     for (bool transposed : {false, true}) {
       const auto w = leaf(torch::randn({70, 30}).to(c.type));
-      const auto x1 = leaf(torch::randn({11, 30}).to(c.type)), x2 = leaf(torch::randn({4, 30}).to(c.type));
+      const auto x1 = leaf(torch::randn({11, 30}).to(c.type)),
+                 x2 = leaf(torch::randn({4, 30}).to(c.type));
       const Matmul matmul(nullptr, c.path);
       const auto flat = torch::zeros({70 * 30 + 8}, w.options());
       const auto run_view = flat.narrow(0, 3, 70 * 30);
-      const auto sink = std::make_shared<FlatSink>(transposed ? run_view.view({30, 70}).t() : run_view.view({70, 30}));
+      const auto sink = std::make_shared<FlatSink>(transposed ? run_view.view({30, 70}).t()
+                                                              : run_view.view({70, 30}));
 
       linear_layer(x1, w, {}, matmul, sink).sum().backward();
       EXPECT_EQ(sink->requests, 1);
@@ -115,7 +130,8 @@ TEST(Linear, WritesWeightGradientIntoTheSink) {
     }
 }
 
-// autograd::grad wants gradients returned: of x alone (the sink is not asked), of the weight (returned, not written).
+// autograd::grad wants gradients returned: of x alone (the sink is not asked), of the weight
+// (returned, not written).
 TEST(Linear, RequestsForParticularGradients) {
   const auto w = leaf(torch::randn({3, 4})), x = leaf(torch::randn({5, 4}));
   const auto sink = std::make_shared<FlatSink>(torch::empty({3, 4}));
@@ -144,7 +160,8 @@ TEST(Linear, SecondOrderLeavesTheSinkAlone) {
   };
   const auto sink = std::make_shared<FlatSink>(torch::empty({3, 4}));
   sink->closed = true;  // the last backward above would write there
-  const auto got = penalty([&](auto& x, auto& w, auto& b) { return linear_layer(x, w, b, Matmul(), sink); });
+  const auto got =
+      penalty([&](auto& x, auto& w, auto& b) { return linear_layer(x, w, b, Matmul(), sink); });
   const auto want = penalty([&](auto& x, auto& w, auto& b) { return at::linear(x, w, b); });
   for (int i = 0; i < 3; ++i) expect_close(got[i], want[i], 1e-5);
 
@@ -201,8 +218,13 @@ TEST(Linear, SecondBackwardThroughReleasedGraphFails) {
 
 TEST(Linear, NamesWhatDoesNotFit) {
   const auto x = torch::zeros({2, 5}), w = torch::zeros({3, 4});
-  EXPECT_NE(message_of<ConfigError>([&] { linear_layer(x, w); }).find("x [2, 5] does not fit weight [3, 4]"), std::string::npos);
-  EXPECT_NE(message_of<ConfigError>([&] { linear_layer(torch::zeros({2, 4}).to(at::kBFloat16), w); }).find("BFloat16"),
+  EXPECT_NE(message_of<ConfigError>([&] {
+              linear_layer(x, w);
+            }).find("x [2, 5] does not fit weight [3, 4]"),
+            std::string::npos);
+  EXPECT_NE(message_of<ConfigError>([&] {
+              linear_layer(torch::zeros({2, 4}).to(at::kBFloat16), w);
+            }).find("BFloat16"),
             std::string::npos);
   EXPECT_THROW(linear_layer(torch::zeros({2, 4}), w, torch::zeros({4})), ConfigError);
   Linear layer(4, 3);
@@ -214,23 +236,29 @@ TEST(Matmul, BitsDoNotDependOnPlacement) {
   torch::manual_seed(5);
   for (const Case& c : kCases) {
     const Matmul matmul(nullptr, c.path);
-    for (const auto& [m, in, out] : std::vector<std::array<int64_t, 3>>{{64, 96, 80}, {5, 33, 7}, {256, 512, 264}, {1, 64, 48}}) {
-      const auto x = torch::randn({m, in}).to(c.type), w = torch::randn({out, in}).to(c.type), g = torch::randn({m, out}).to(c.type);
+    for (const auto& [m, in, out] : std::vector<std::array<int64_t, 3>>{
+             {64, 96, 80}, {5, 33, 7}, {256, 512, 264}, {1, 64, 48}}) {
+      const auto x = torch::randn({m, in}).to(c.type), w = torch::randn({out, in}).to(c.type),
+                 g = torch::randn({m, out}).to(c.type);
       at::Tensor y, dx, dw = torch::empty_like(w);
       for (int64_t shift : {0, 1, 2, 4, 8, 13}) {
         const auto memory = torch::zeros({out * in + 64}, w.options());
         const auto moved = memory.narrow(0, shift, out * in).view({out, in});
         moved.copy_(w);
-        const auto grad = torch::zeros({out * in + 64}, w.options()).narrow(0, shift, out * in).view({out, in});
+        const auto grad =
+            torch::zeros({out * in + 64}, w.options()).narrow(0, shift, out * in).view({out, in});
         const auto y2 = matmul.forward(x, moved, {}), dx2 = matmul.input_grad(g, moved);
         matmul.weight_grad(g, x, grad);
         if (shift == 0) {
           y = y2, dx = dx2, dw = grad;
           continue;
         }
-        EXPECT_TRUE(same_bits(y2, y)) << "y, shift " << shift << ", m " << m << ", path " << int(c.path);
-        EXPECT_TRUE(same_bits(dx2, dx)) << "dx, shift " << shift << ", m " << m << ", path " << int(c.path);
-        EXPECT_TRUE(same_bits(grad, dw)) << "dw, shift " << shift << ", m " << m << ", path " << int(c.path);
+        EXPECT_TRUE(same_bits(y2, y))
+            << "y, shift " << shift << ", m " << m << ", path " << int(c.path);
+        EXPECT_TRUE(same_bits(dx2, dx))
+            << "dx, shift " << shift << ", m " << m << ", path " << int(c.path);
+        EXPECT_TRUE(same_bits(grad, dw))
+            << "dw, shift " << shift << ", m " << m << ", path " << int(c.path);
       }
     }
   }
@@ -245,7 +273,9 @@ TEST(Workspace, ReusesAndNeverOutgrowsWhatIsBorrowedAtOnce) {
     EXPECT_EQ(workspace->bytes(), 600);
   }
   EXPECT_EQ(Workspace::borrow(workspace, 80).matrix(8, 10).data_ptr(), first);
-  { const auto c = Workspace::borrow(workspace, 200); }
+  {
+    const auto c = Workspace::borrow(workspace, 200);
+  }
   EXPECT_EQ(workspace->bytes(), 1000);
   EXPECT_THROW(Workspace::borrow(workspace, 10).matrix(1000, 1), InvariantError);
 }

@@ -19,7 +19,8 @@ inline double difference(const at::Tensor& got, const at::Tensor& want) {
   return ((g - w).abs().max() / w.abs().max().clamp_min(1e-30)).item<double>();
 }
 
-inline void expect_close(const at::Tensor& got, const at::Tensor& want, double bound, const std::string& what = "") {
+inline void expect_close(const at::Tensor& got, const at::Tensor& want, double bound,
+                         const std::string& what = "") {
   ASSERT_TRUE(got.defined()) << what;
   ASSERT_EQ(got.sizes(), want.sizes()) << what;
   EXPECT_FALSE(got.isnan().any().item<bool>()) << what;

@@ -75,7 +75,8 @@ TEST(Unit, RecomputationGivesTheSameBits) {
     for (bool input_trains : {true, false}) {
       torch::manual_seed(1);
       auto unit = std::make_shared<Unit<Block>>(5, dropout);
-      const auto x = torch::randn({3, 5}).set_requires_grad(input_trains), extra = torch::randn({3, 5});
+      const auto x = torch::randn({3, 5}).set_requires_grad(input_trains),
+                 extra = torch::randn({3, 5});
       torch::manual_seed(7);
       const auto want = gradients(*unit, x, extra);
       EXPECT_EQ(unit->runs, 1);
@@ -99,7 +100,8 @@ TEST(Unit, HooksStayOutsideOfTheSecondRun) {
   EXPECT_EQ(hooks->after, 1);
   EXPECT_EQ(hooks->in, 2u);
   EXPECT_EQ(hooks->out, 2u);
-  EXPECT_ANY_THROW(unit->forward(torch::randn({2, 3}), std::vector<at::Tensor>{torch::randn({2, 4})}, 1.0));
+  EXPECT_ANY_THROW(
+      unit->forward(torch::randn({2, 3}), std::vector<at::Tensor>{torch::randn({2, 4})}, 1.0));
   EXPECT_EQ(hooks->failed, 1);
 }
 
@@ -114,7 +116,8 @@ TEST(Unit, ParametersUnboundBetweenForwardAndBackward) {
     auto parameters = unit->parameters();
     for (size_t i = 0; i < parameters.size(); ++i) {
       auto* storage = parameters[i].storage().unsafeGetStorageImpl();
-      storage->set_data_ptr_noswap(on ? c10::DataPtr(values[i].data_ptr(), at::kCPU) : c10::DataPtr(nullptr, at::kCPU));
+      storage->set_data_ptr_noswap(on ? c10::DataPtr(values[i].data_ptr(), at::kCPU)
+                                      : c10::DataPtr(nullptr, at::kCPU));
     }
   };
   for (auto& p : unit->parameters()) values.push_back(p.detach().clone());
@@ -133,7 +136,8 @@ TEST(Unit, RecomputationIsOffWithoutGradMode) {
   auto unit = std::make_shared<Unit<Block>>(4, 0.0);
   unit->set_recompute(true);
   torch::NoGradGuard no_grad;
-  const auto out = unit->forward(torch::randn({2, 4}), std::vector<at::Tensor>{torch::randn({2, 4})}, 1.0);
+  const auto out =
+      unit->forward(torch::randn({2, 4}), std::vector<at::Tensor>{torch::randn({2, 4})}, 1.0);
   EXPECT_FALSE(out.y.requires_grad());
   EXPECT_EQ(unit->runs, 1);
 }
@@ -150,12 +154,20 @@ TEST(Unit, GraphKeepsARecomputedModuleAlive) {
 
 TEST(Recompute, LimitsAreNamed) {
   const auto x = torch::randn({3}).set_requires_grad(true);
-  const auto run = [&] { return recompute([](const Tensors& in) { return Tensors{in[0].exp()}; }, {x}, false)[0].sum(); };
-  EXPECT_NE(message_of<StateError>([&] { torch::autograd::grad({run()}, {x}); }).find("autograd::grad"), std::string::npos);
-  EXPECT_NE(message_of<StateError>([&] { run().backward({}, true, true); }).find("create_graph"), std::string::npos);
+  const auto run = [&] {
+    return recompute([](const Tensors& in) { return Tensors{in[0].exp()}; }, {x}, false)[0].sum();
+  };
+  EXPECT_NE(
+      message_of<StateError>([&] { torch::autograd::grad({run()}, {x}); }).find("autograd::grad"),
+      std::string::npos);
+  EXPECT_NE(message_of<StateError>([&] { run().backward({}, true, true); }).find("create_graph"),
+            std::string::npos);
   int calls = 0;
-  const auto unsteady = recompute([&](const Tensors& in) { return ++calls == 1 ? Tensors{in[0] * 2} : Tensors{}; }, {x}, false);
-  EXPECT_NE(message_of<StateError>([&] { unsteady[0].sum().backward(); }).find("1 outputs the first time, 0 when run again"),
+  const auto unsteady = recompute(
+      [&](const Tensors& in) { return ++calls == 1 ? Tensors{in[0] * 2} : Tensors{}; }, {x}, false);
+  EXPECT_NE(message_of<StateError>([&] {
+              unsteady[0].sum().backward();
+            }).find("1 outputs the first time, 0 when run again"),
             std::string::npos);
 }
 
@@ -163,7 +175,8 @@ TEST(Recompute, KeepsGraphForASecondBackwardAndNests) {
   const auto x = torch::randn({3}).set_requires_grad(true);
   const auto y = recompute(
       [](const Tensors& in) {
-        return recompute([](const Tensors& inner) { return Tensors{inner[0].pow(3), inner[1]}; }, {in[0], in[1]}, false);
+        return recompute([](const Tensors& inner) { return Tensors{inner[0].pow(3), inner[1]}; },
+                         {in[0], in[1]}, false);
       },
       {x, torch::tensor({1, 2}, at::kLong)}, false);
   EXPECT_EQ(y[1].scalar_type(), at::kLong);
@@ -190,11 +203,14 @@ struct WithBuffers : torch::nn::Module, Materializable {
   explicit WithBuffers(const at::TensorOptions& options) {
     linear = register_module("linear", std::make_shared<Linear>(4, 4, true, options));
     tied = register_module("tied", std::make_shared<Linear>(linear->weight));
-    frequencies = register_buffer("frequencies", torch::empty({4}, at::TensorOptions(at::kMeta).dtype(at::kFloat)));
-    count = register_buffer("count", torch::empty({}, at::TensorOptions(at::kMeta).dtype(at::kLong)));
+    frequencies = register_buffer(
+        "frequencies", torch::empty({4}, at::TensorOptions(at::kMeta).dtype(at::kFloat)));
+    count =
+        register_buffer("count", torch::empty({}, at::TensorOptions(at::kMeta).dtype(at::kLong)));
   }
   void materialize(TensorMaker& maker) override {
-    maker.buffer(*this, "frequencies", frequencies, at::pow(10.0, -torch::arange(4, at::kFloat) / 4));
+    maker.buffer(*this, "frequencies", frequencies,
+                 at::pow(10.0, -torch::arange(4, at::kFloat) / 4));
     maker.buffer(*this, "count", count, torch::tensor(3, at::kLong));
   }
   std::shared_ptr<Linear> linear, tied;
@@ -214,7 +230,8 @@ TEST(Materialize, ParametersAndBuffers) {
   EXPECT_TRUE(module.tied->weight.is_same(module.linear->weight));
   EXPECT_FALSE(module.linear->weight.requires_grad());
   EXPECT_TRUE(module.linear->bias.requires_grad());
-  EXPECT_TRUE(at::allclose(module.named_buffers()["frequencies"], torch::tensor({1.f, .56234f, .31623f, .17783f}), 1e-4));
+  EXPECT_TRUE(at::allclose(module.named_buffers()["frequencies"],
+                           torch::tensor({1.f, .56234f, .31623f, .17783f}), 1e-4));
   EXPECT_EQ(module.named_buffers()["frequencies"].scalar_type(), at::kFloat);
   EXPECT_EQ(module.named_buffers()["count"].item<int64_t>(), 3);
 }
@@ -225,7 +242,8 @@ struct Unable : torch::nn::Module {
 };
 TEST(Materialize, NamesTheBufferThatCannotBeRebuilt) {
   torch::nn::Sequential module(Unable{});
-  EXPECT_NE(message_of<ConfigError>([&] { materialize(*module, at::kCPU); }).find("buffer 0.table"), std::string::npos);
+  EXPECT_NE(message_of<ConfigError>([&] { materialize(*module, at::kCPU); }).find("buffer 0.table"),
+            std::string::npos);
 }
 
 }  // namespace

@@ -157,6 +157,23 @@ TEST(Ragged, ManyTypesAndManyEqualTensorsStayLegal) {
   }
 }
 
+TEST(Ragged, MoreSegmentsAreNeverWorse) {
+  std::mt19937 random(6);
+  for (int n = 0; n < 100; ++n) {
+    RaggedProblem p{{}, {24, 24, 24}, 1, {}};
+    if (n % 2 == 0) p.degrees = {24, 8, 4};
+    for (int type = 3 + random() % 10; type > 0; --type) {
+      const RaggedTensor t = random_tensor(random, 300);
+      p.tensors.insert(p.tensors.end(), 1 + random() % 5, t);
+    }
+    const int64_t one = cost_of(p, plan_ragged(p));
+    p.max_segments = 2;
+    EXPECT_LE(cost_of(p, plan_ragged(p)), one);
+    p.max_segments = 3;
+    EXPECT_LE(cost_of(p, plan_ragged(p)), one);
+  }
+}
+
 TEST(Ragged, SameInputSamePlan) {
   std::mt19937 random(5);
   RaggedProblem p{{}, {12, 6, 3}, 3, {}};

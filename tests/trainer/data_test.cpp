@@ -36,13 +36,15 @@ TEST(SampleOrder, EachEpochIsAPermutationAndEpochsDiffer) {
   }
 }
 
-// Neighbours in the order are no neighbours in the data: the mean distance of a random permutation is n/3.
+// Neighbours in the order are no neighbours in the data: the mean distance of a random permutation
+// is n/3.
 TEST(SampleOrder, ShufflesFar) {
   const int64_t n = 4096;
   for (const uint64_t seed : {1, 2, 3}) {
     const SampleOrder order(n, seed, true);
     double distance = 0;
-    for (int64_t i = 1; i < n; ++i) distance += static_cast<double>(std::abs(order.at(i) - order.at(i - 1)));
+    for (int64_t i = 1; i < n; ++i)
+      distance += static_cast<double>(std::abs(order.at(i) - order.at(i - 1)));
     EXPECT_NEAR(distance / static_cast<double>(n - 1), n / 3.0, n * 0.02) << seed;
   }
   EXPECT_NE(SampleOrder(n, 1, true).at(0), SampleOrder(n, 2, true).at(0));
@@ -50,12 +52,13 @@ TEST(SampleOrder, ShufflesFar) {
 }
 
 // The samples of a step, per rank and micro-batch, as a set.
-std::multiset<int64_t> step_samples(const SampleOrder& order, const GlobalBatch& batch, int64_t ranks,
-                                    int64_t micro_batches, int64_t samples) {
+std::multiset<int64_t> step_samples(const SampleOrder& order, const GlobalBatch& batch,
+                                    int64_t ranks, int64_t micro_batches, int64_t samples) {
   std::multiset<int64_t> all;
   for (int64_t rank = 0; rank < ranks; ++rank)
     for (int64_t a = 0; a < micro_batches; ++a)
-      for (int64_t s : samples_of(order, batch, {rank, ranks, micro_batches, samples}, a)) all.insert(s);
+      for (int64_t s : samples_of(order, batch, {rank, ranks, micro_batches, samples}, a))
+        all.insert(s);
   return all;
 }
 
@@ -136,7 +139,8 @@ TEST(Sources, FoldersAreReadDeepInOneOrderWithEndMarks) {
 
 TEST(Sources, ReadsAcrossDocumentsAtAnyPlace) {
   const TemporaryFolder folder;
-  for (int i = 0; i < 20; ++i) folder.write("d/" + std::to_string(i), std::string(static_cast<size_t>(i * 3 % 7), 'a' + i));
+  for (int i = 0; i < 20; ++i)
+    folder.write("d/" + std::to_string(i), std::string(static_cast<size_t>(i * 3 % 7), 'a' + i));
   const auto stream = stream_of({folder.file("d")});
   const std::string text = text_of(*stream);
   for (int64_t begin = 0; begin < stream->size(); ++begin)
@@ -159,7 +163,8 @@ TEST(Sources, LargeFilesAreMapped) {
 TEST(Sources, TokenFiles) {
   const TemporaryFolder folder;
   const std::vector<uint16_t> small{1, 2, 65535, 0};
-  const std::string path = folder.write("t.bin", std::string(reinterpret_cast<const char*>(small.data()), 8));
+  const std::string path =
+      folder.write("t.bin", std::string(reinterpret_cast<const char*>(small.data()), 8));
   folder.write("t.bin.json", R"({"dtype": "uint16", "vocab_size": 65536, "count": 4})");
   std::vector<int64_t> tokens(4);
   auto stream = stream_of({path});
@@ -173,26 +178,33 @@ TEST(Sources, TokenFiles) {
   std::vector<int64_t> wide(1);
   stream->read(1, wide);  // 65535 as the low half, 0 as the high half
   EXPECT_EQ(wide[0], 65535);
-  EXPECT_THAT(message_of<FileError>([&] { stream->read(0, wide); }), HasSubstr("token 0 is 131073, wanted less than"));
+  EXPECT_THAT(message_of<FileError>([&] { stream->read(0, wide); }),
+              HasSubstr("token 0 is 131073, wanted less than"));
 
   auto refused = [&](const char* sidecar) {
     folder.write("t.bin.json", sidecar);
     return message_of<FileError>([&] { stream_of({path}); });
   };
-  EXPECT_THAT(refused(R"({"dtype": "int8", "vocab_size": 9, "count": 4})"), HasSubstr("got \"int8\""));
-  EXPECT_THAT(refused(R"({"dtype": "uint16", "count": 4})"), HasSubstr("vocab_size: wanted a positive integer, got nothing"));
-  EXPECT_THAT(refused(R"({"dtype": "uint16", "vocab_size": 9, "count": 5})"), HasSubstr("wanted 5 tokens of 2 bytes"));
+  EXPECT_THAT(refused(R"({"dtype": "int8", "vocab_size": 9, "count": 4})"),
+              HasSubstr("got \"int8\""));
+  EXPECT_THAT(refused(R"({"dtype": "uint16", "count": 4})"),
+              HasSubstr("vocab_size: wanted a positive integer, got nothing"));
+  EXPECT_THAT(refused(R"({"dtype": "uint16", "vocab_size": 9, "count": 5})"),
+              HasSubstr("wanted 5 tokens of 2 bytes"));
   EXPECT_THAT(refused("[]"), HasSubstr("wanted a JSON object"));
 }
 
 TEST(Sources, BadSourcesAreNamed) {
   const TemporaryFolder folder;
-  EXPECT_THAT(message_of<ConfigError>([&] { stream_of({folder.file("missing")}); }), HasSubstr("missing: no such file"));
-  EXPECT_THAT(message_of<ConfigError>([&] { stream_of({folder.path()}); }), HasSubstr("found no file"));
+  EXPECT_THAT(message_of<ConfigError>([&] { stream_of({folder.file("missing")}); }),
+              HasSubstr("missing: no such file"));
+  EXPECT_THAT(message_of<ConfigError>([&] { stream_of({folder.path()}); }),
+              HasSubstr("found no file"));
   const std::string text = folder.write("a.txt", "text");
   const std::string tokens = folder.write("t.bin", "abcd");
   folder.write("t.bin.json", R"({"dtype": "uint16", "vocab_size": 65536, "count": 2})");
-  EXPECT_THAT(message_of<ConfigError>([&] { stream_of({text, tokens}); }), HasSubstr("wanted one of the two"));
+  EXPECT_THAT(message_of<ConfigError>([&] { stream_of({text, tokens}); }),
+              HasSubstr("wanted one of the two"));
 }
 
 TEST(Sources, PythonLibraryIsRealTextWithoutTests) {
@@ -232,8 +244,10 @@ TEST(Dataset, SplitIsDisjointAndSized) {
   const Split split = split_dataset(stream, 0.1, 10);
   EXPECT_EQ(split.train.samples(), 89);      // 900 tokens
   EXPECT_EQ(split.validation.samples(), 9);  // 100 tokens
-  EXPECT_THAT(message_of<ConfigError>([&] { split_dataset(stream, 0.1, 200); }), HasSubstr("100 validation tokens"));
-  EXPECT_THAT(message_of<ConfigError>([&] { split_dataset(stream, 0.0, 2000); }), HasSubstr("training tokens are less"));
+  EXPECT_THAT(message_of<ConfigError>([&] { split_dataset(stream, 0.1, 200); }),
+              HasSubstr("100 validation tokens"));
+  EXPECT_THAT(message_of<ConfigError>([&] { split_dataset(stream, 0.0, 2000); }),
+              HasSubstr("training tokens are less"));
 }
 
 }  // namespace

@@ -28,15 +28,23 @@ TEST(LaunchInfo, NothingWithoutALauncher) {
 }
 
 TEST(LaunchInfo, Torchrun) {
-  const Variables v{{"RANK", "5"}, {"WORLD_SIZE", "8"}, {"LOCAL_RANK", "1"}, {"LOCAL_WORLD_SIZE", "4"},
-                    {"MASTER_ADDR", "head"}, {"MASTER_PORT", "1234"}, {"TORCHELASTIC_USE_AGENT_STORE", "True"},
+  const Variables v{{"RANK", "5"},
+                    {"WORLD_SIZE", "8"},
+                    {"LOCAL_RANK", "1"},
+                    {"LOCAL_WORLD_SIZE", "4"},
+                    {"MASTER_ADDR", "head"},
+                    {"MASTER_PORT", "1234"},
+                    {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                     {"TORCHELASTIC_RESTART_COUNT", "3"}};
   EXPECT_EQ(info_of(v), (LaunchInfo{"torchrun", 5, 8, 1, 4, "head", 1234, 3, true}));
 }
 
 TEST(LaunchInfo, MpirunOnOneHostMeetsOnLoopback) {
-  const Variables v{{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
-                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}, {"PMIX_NAMESPACE", "job-a"}};
+  const Variables v{{"OMPI_COMM_WORLD_RANK", "1"},
+                    {"OMPI_COMM_WORLD_SIZE", "2"},
+                    {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+                    {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+                    {"PMIX_NAMESPACE", "job-a"}};
   const LaunchInfo a = info_of(v).value();
   EXPECT_EQ(a.launcher, "mpirun");
   EXPECT_EQ(a.rank, 1);
@@ -50,7 +58,9 @@ TEST(LaunchInfo, MpirunOnOneHostMeetsOnLoopback) {
 }
 
 TEST(LaunchInfo, MpirunOnSeveralHostsNeedsAnAddress) {
-  Variables v{{"OMPI_COMM_WORLD_RANK", "3"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
+  Variables v{{"OMPI_COMM_WORLD_RANK", "3"},
+              {"OMPI_COMM_WORLD_SIZE", "4"},
+              {"OMPI_COMM_WORLD_LOCAL_RANK", "1"},
               {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}};
   EXPECT_THAT(message_of<ConfigError>([&] { info_of(v); }), HasSubstr("wanted MASTER_ADDR"));
   v["MASTER_ADDR"] = "head";
@@ -58,8 +68,12 @@ TEST(LaunchInfo, MpirunOnSeveralHostsNeedsAnAddress) {
 }
 
 TEST(LaunchInfo, SrunTakesTheFirstNode) {
-  const Variables v{{"SLURM_PROCID", "6"}, {"SLURM_NTASKS", "8"}, {"SLURM_LOCALID", "2"}, {"SLURM_JOB_ID", "77"},
-                    {"SLURM_TASKS_PER_NODE", "4(x2)"}, {"SLURM_STEP_NODELIST", "gpu[03-04]"}};
+  const Variables v{{"SLURM_PROCID", "6"},
+                    {"SLURM_NTASKS", "8"},
+                    {"SLURM_LOCALID", "2"},
+                    {"SLURM_JOB_ID", "77"},
+                    {"SLURM_TASKS_PER_NODE", "4(x2)"},
+                    {"SLURM_STEP_NODELIST", "gpu[03-04]"}};
   const LaunchInfo a = info_of(v).value();
   EXPECT_EQ(a.launcher, "srun");
   EXPECT_EQ(a.rank, 6);
@@ -81,10 +95,11 @@ TEST(LaunchInfo, BadNumbersNameTheVariable) {
             "environment: RANK: wanted an integer from 0 to 1, got '2'");
   EXPECT_THAT(message_of<ConfigError>([] { info_of({{"RANK", "0"}, {"WORLD_SIZE", "two"}}); }),
               HasSubstr("WORLD_SIZE: wanted an integer from 1"));
-  EXPECT_THAT(message_of<ConfigError>([] {
-                info_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "0"}});
-              }),
-              HasSubstr("MASTER_PORT: wanted an integer from 1 to 65535, got '0'"));
+  EXPECT_THAT(
+      message_of<ConfigError>([] {
+        info_of({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}, {"MASTER_PORT", "0"}});
+      }),
+      HasSubstr("MASTER_PORT: wanted an integer from 1 to 65535, got '0'"));
 }
 
 TEST(LaunchInfo, FirstHostOfANodeList) {

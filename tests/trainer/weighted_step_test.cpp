@@ -1,10 +1,14 @@
 // Case B12: how tokens are spread over ranks and micro-batches never shows.
 #include "dovetail/trainer/weighted_step.h"
 
+#include <ATen/ops/full.h>
+#include <ATen/ops/item.h>
+#include <ATen/ops/ones.h>
+#include <ATen/ops/sum.h>
+#include <ATen/ops/tensor.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/module.h>
-#include <torch/torch.h>
 
 #include <cmath>
 #include <limits>
@@ -22,13 +26,13 @@ using ::testing::HasSubstr;
 
 // A token with per-token gradient g has the loss weight * g.
 struct ScalarBlock : torch::nn::Module {
-  explicit ScalarBlock(float value) : weight(register_parameter("weight", torch::full({}, value))) {}
+  explicit ScalarBlock(float value) : weight(register_parameter("weight", at::full({}, value))) {}
   at::Tensor forward(at::Tensor g) { return (weight * g).sum(); }
   at::Tensor weight;
 };
 using Scalar = ops::Unit<ScalarBlock>;
 
-using Tokens = std::vector<float>;           // gradients of the unmasked tokens of a micro-batch
+using Tokens = std::vector<float>;  // gradients of the unmasked tokens of a micro-batch
 using Spread = std::vector<std::vector<Tokens>>;  // [rank][micro-batch]
 
 struct Outcome {
@@ -40,7 +44,8 @@ struct Outcome {
 // Steps of plain SGD with learning rate 1 on a weight that starts at `start`.
 Outcome run_steps(const std::vector<Spread>& steps, float start) {
   const int ranks = static_cast<int>(steps[0].size());
-  Outcome out{std::vector<StepReport>(ranks), std::vector<float>(ranks), std::vector<int64_t>(ranks)};
+  Outcome out{std::vector<StepReport>(ranks), std::vector<float>(ranks),
+              std::vector<int64_t>(ranks)};
   comm::spawn(ranks, [&](comm::Group& group) {
     const std::shared_ptr<comm::Group> world(&group, [](comm::Group*) {});
     const int rank = group.rank();
@@ -55,7 +60,7 @@ Outcome run_steps(const std::vector<Spread>& steps, float start) {
       step.lr = 1;
       step.forward = [&](int64_t a) {
         const Tokens& tokens = mine[static_cast<size_t>(a)];
-        return MicroLoss{model->forward(torch::tensor(tokens)), static_cast<int64_t>(tokens.size())};
+        return MicroLoss{model->forward(at::tensor(tokens)), static_cast<int64_t>(tokens.size())};
       };
       out.reports[rank] = run_step(engine, *world, step);
     }
@@ -133,7 +138,8 @@ TEST(WeightedStep, ALossThatIsNotFiniteOnOneRankStopsAll) {
 
 TEST(WeightedStep, ANormThatIsNotFiniteChangesNothing) {
   const float huge = 3e38f;
-  const Outcome out = run_once({{{huge}}, {{huge}}}, 1e-30f);  // losses are finite, the sum of gradients is not
+  const Outcome out =
+      run_once({{{huge}}, {{huge}}}, 1e-30f);  // losses are finite, the sum of gradients is not
   for (size_t rank = 0; rank < 2; ++rank) {
     EXPECT_EQ(out.reports[rank].outcome, StepOutcome::non_finite_norm);
     EXPECT_EQ(out.weights[rank], 1e-30f);
@@ -154,7 +160,7 @@ TEST(WeightedStep, AnotherNumberOfMicroBatchesIsAnError) {
     WeightedStep step;
     step.micro_batches = group.rank() == 0 ? 2 : 1;
     step.lr = 1;
-    step.forward = [&](int64_t) { return MicroLoss{model->forward(torch::ones({2})), 2}; };
+    step.forward = [&](int64_t) { return MicroLoss{model->forward(at::ones({2})), 2}; };
     try {
       run_step(engine, *world, step);
     } catch (const std::exception& e) {
@@ -178,7 +184,7 @@ TEST(WeightedStep, OneWishToStopReachesAll) {
     Engine engine(model, world, options, make_optimizer({.name = "sgd"}, {}));
     WeightedStep step;
     step.lr = 1;
-    step.forward = [&](int64_t) { return MicroLoss{model->forward(torch::ones({2})), 2}; };
+    step.forward = [&](int64_t) { return MicroLoss{model->forward(at::ones({2})), 2}; };
     step.wants_to_stop = [&] { return group.rank() == 2; };
     stop[static_cast<size_t>(group.rank())] = run_step(engine, *world, step).stop;
   });

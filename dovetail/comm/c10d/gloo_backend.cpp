@@ -7,8 +7,8 @@
 
 namespace dovetail::comm {
 
-c10::intrusive_ptr<::c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                                      const GlooOptions& options) {
+c10::intrusive_ptr<::c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
+                                                      int size, const GlooOptions& options) {
   using Gloo = ::c10d::ProcessGroupGloo;
   auto gloo = Gloo::Options::create(options.connect);
   if (!options.interface.empty()) {

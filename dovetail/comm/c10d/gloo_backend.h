@@ -1,5 +1,5 @@
-// Gloo from C++. The wheel of torch has Gloo's code but not its headers; the system's headers (libgloo-dev) declare the few
-// calls that are needed, and only gloo_backend.cpp includes them.
+// Gloo from C++. The wheel of torch has Gloo's code but not its headers; the system's headers (libgloo-dev) declare
+// the few calls that are needed, and only gloo_backend.cpp includes them.
 #pragma once
 
 #include <chrono>
@@ -17,7 +17,7 @@ struct GlooOptions {
 };
 
 // Connects to all other ranks of the store. Throws what Gloo throws.
-c10::intrusive_ptr<::c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                                      const GlooOptions& options);
+c10::intrusive_ptr<::c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
+                                                      int size, const GlooOptions& options);
 
 }  // namespace dovetail::comm

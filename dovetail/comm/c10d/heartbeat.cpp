@@ -196,7 +196,8 @@ int64_t Heartbeat::Pulse::silence_ms(int rank) const {
   return duration_cast<milliseconds>(Clock::now() - seen_[rank].changed).count();
 }
 
-// Ends the main thread's wait when it cannot succeed: a fault is known, or its peer has left and nothing of it is on the way.
+// Ends the main thread's wait when it cannot succeed: a fault is known, or its peer has left and nothing of it is on
+// the way.
 void Heartbeat::Pulse::stop_wait_if_hopeless() {
   if (!waiting_) return;
   if (!first_ && (leaving_ || seen_[waiting_peer_].samples_after_leaving < 3)) return;
@@ -283,7 +284,8 @@ Fault Heartbeat::Pulse::report(Fault seen) {
   const bool in_call = call_since_ != Clock::time_point{};
   const bool hangs = in_call && (store_slow_ || Clock::now() - call_since_ > 2 * interval_);
   if (hangs && options_.store_rank >= 0 && seen.rank != options_.rank) {
-    first_ = Fault{options_.store_rank, fmt::format("rank {}, which holds the store, does not answer", options_.store_rank)};
+    first_ = Fault{options_.store_rank,
+                   fmt::format("rank {}, which holds the store, does not answer", options_.store_rank)};
     return *first_;
   }
   to_report_ = seen;

@@ -1,11 +1,11 @@
-// Who is gone. Each rank writes a beat and its latest operation into the store at an interval; while it waits for another
-// rank it also reads the others' beats and the first fault that any rank has reported.
+// Who is gone. Each rank writes a beat and its latest operation into the store at an interval; while it waits for
+// another rank it also reads the others' beats and the first fault that any rank has reported.
 //
-// Keys: beat/RANK = "COUNT STATE operation in words" with STATE alive, left or failed; fault = "RANK reason", written once by
-// whoever sees a fault first, so that survivors that close their connections because of it are not blamed.
+// Keys: beat/RANK = "COUNT STATE operation in words" with STATE alive, left or failed; fault = "RANK reason", written
+// once by whoever sees a fault first, so that survivors that close their connections because of it are not blamed.
 //
-// One background thread makes all calls to the store; no other thread ever waits for the store without a bound, so a store
-// that is gone or stopped (rank 0's) hangs nobody.
+// One background thread makes all calls to the store; no other thread ever waits for the store without a bound, so a
+// store that is gone or stopped (rank 0's) hangs nobody.
 #pragma once
 
 #include <chrono>
@@ -31,8 +31,8 @@ class Heartbeat {
 
   // Starts to beat. The store is this object's own (Store::clone).
   Heartbeat(c10::intrusive_ptr<::c10d::Store> store, const Options& options);
-  // Says that this rank has left or failed, and stops. After a fault the rank that holds the store stays until the others
-  // have read it. Bounded: a few seconds at most, whatever the store does.
+  // Says that this rank has left or failed, and stops. After a fault the rank that holds the store stays until the
+  // others have read it. Bounded: a few seconds at most, whatever the store does.
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
 
@@ -48,8 +48,8 @@ class Heartbeat {
   Fault report(const Fault& seen) noexcept;
   void leaving();
 
-  // Around a blocking wait for `peer`: the wait is aborted once a fault is known or the peer has left. False when a fault is
-  // known already.
+  // Around a blocking wait for `peer`: the wait is aborted once a fault is known or the peer has left. False when a
+  // fault is known already.
   bool begin_wait(const c10::intrusive_ptr<::c10d::Work>& work, int peer);
   void end_wait();
 

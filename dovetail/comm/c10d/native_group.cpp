@@ -218,7 +218,9 @@ WorkHandle NativeGroup::reduce_scatter(const ReduceScatter& r, const Identity& i
                                        accumulate = r.accumulate] { sum(parts, dtype, output, count, accumulate); });
 }
 
-int64_t NativeGroup::all_reduce_scratch_bytes(int64_t elements) const { return control_.all_reduce_scratch_bytes(elements); }
+int64_t NativeGroup::all_reduce_scratch_bytes(int64_t elements) const {
+  return control_.all_reduce_scratch_bytes(elements);
+}
 
 // Both halves run here: backends match collectives by the order of their calls, so none may be left to wait().
 WorkHandle NativeGroup::all_reduce(std::span<float> data, std::span<std::byte> scratch, const Identity& id) {

@@ -1,10 +1,10 @@
 // A Group that lets a c10d backend do the collectives (NCCL on CUDA memory; Gloo's own for comparison).
 //
 // A backend's collectives hang or worse when ranks disagree, so the headers go first, over a second group of direct
-// messages on CPU, and are verified before the backend is called: a call of this group waits until all members have come.
-// Even slices without gaps use _allgather_base and alltoall_base, others send and receive. Sums are taken here, over the
-// tree, from an all-to-all, because backends leave their order open; so bits equal those of every other Group.
-// Small control messages never touch the backend.
+// messages on CPU, and are verified before the backend is called: a call of this group waits until all members have
+// come. Even slices without gaps use _allgather_base and alltoall_base, others send and receive. Sums are taken here,
+// over the tree, from an all-to-all, because backends leave their order open; so bits equal those of every other
+// Group. Small control messages never touch the backend.
 #pragma once
 
 #include <functional>

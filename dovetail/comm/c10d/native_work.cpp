@@ -52,7 +52,8 @@ void NativeWork::wait_for_works() {
   if (!failure) return;
   const auto end = Clock::now() + members_->world->deadline();
   const auto running = [](const auto& work) { return !work->isCompleted(); };
-  while (Clock::now() < end && std::ranges::any_of(works_, running)) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  while (Clock::now() < end && std::ranges::any_of(works_, running))
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   std::rethrow_exception(failure);
 }
 

@@ -17,7 +17,8 @@ using BackendWorks = std::vector<c10::intrusive_ptr<::c10d::Work>>;
 class NativeWork final : public Work {
  public:
   // then: runs once in wait() when all works are done.
-  NativeWork(std::shared_ptr<P2PMembers> members, const Header& header, BackendWorks works, std::function<void()> then = {});
+  NativeWork(std::shared_ptr<P2PMembers> members, const Header& header, BackendWorks works,
+             std::function<void()> then = {});
   ~NativeWork() override;
   void wait() override;
 

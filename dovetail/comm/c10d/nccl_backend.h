@@ -12,7 +12,7 @@ namespace dovetail::comm {
 void require_nccl();
 
 // The same, and throws what NCCL throws.
-c10::intrusive_ptr<::c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                                      std::chrono::milliseconds timeout);
+c10::intrusive_ptr<::c10d::Backend> make_nccl_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
+                                                      int size, std::chrono::milliseconds timeout);
 
 }  // namespace dovetail::comm

@@ -23,7 +23,8 @@ bool is_local(const std::string& address) {
 
 void check(const WorldOptions& o) {
   if (o.size < 1) raise<ConfigError>("world size {}, wanted at least 1", o.size);
-  if (o.rank < 0 || o.rank >= o.size) raise<ConfigError>("rank {} in a world of {}, wanted 0 to {}", o.rank, o.size, o.size - 1);
+  if (o.rank < 0 || o.rank >= o.size)
+    raise<ConfigError>("rank {} in a world of {}, wanted 0 to {}", o.rank, o.size, o.size - 1);
   if (o.deadline.count() <= 0) raise<ConfigError>("deadline of {} ms, wanted a positive one", o.deadline.count());
   if (o.connect.count() <= 0) raise<ConfigError>("connect time of {} ms, wanted a positive one", o.connect.count());
 }
@@ -59,8 +60,8 @@ void meet(const Store& store, const WorldOptions& o) {
     }
   }
   if (!missing.empty()) {
-    throw CommError(first, fmt::format("rank {} waited {} ms for a world of {}; missing: rank {}", o.rank, o.connect.count(),
-                                       o.size, missing));
+    throw CommError(first, fmt::format("rank {} waited {} ms for a world of {}; missing: rank {}", o.rank,
+                                       o.connect.count(), o.size, missing));
   }
 }
 
@@ -78,7 +79,8 @@ c10::intrusive_ptr<::c10d::Backend> connect(const Store& store, const WorldOptio
   try {
     return make_gloo_backend(store, o.rank, o.size, gloo_options(o));
   } catch (const std::exception& error) {
-    throw CommError(-1, fmt::format("rank {} of {} could not connect to the other ranks: {}", o.rank, o.size, error.what()));
+    throw CommError(
+        -1, fmt::format("rank {} of {} could not connect to the other ranks: {}", o.rank, o.size, error.what()));
   }
 }
 
@@ -97,12 +99,15 @@ std::unique_ptr<Group> make_world(const WorldOptions& o) {
   const Store outer = open_store(o);
   const Store store = prefixed(o.name, outer);
   const int store_rank = o.store ? -1 : 0;
-  auto heartbeat = std::make_unique<Heartbeat>(store->clone(), Heartbeat::Options{o.rank, o.size, o.deadline, store_rank});
+  auto heartbeat =
+      std::make_unique<Heartbeat>(store->clone(), Heartbeat::Options{o.rank, o.size, o.deadline, store_rank});
   meet(store, o);
-  auto members = make_p2p_members(make_backend_link(outer, std::move(heartbeat), connect(prefixed("gloo", store), o)), o.deadline);
+  auto members = make_p2p_members(make_backend_link(outer, std::move(heartbeat), connect(prefixed("gloo", store), o)),
+                                  o.deadline);
   if (o.backend == WorldBackend::gloo) return std::make_unique<P2PGroup>(std::move(members));
   NativeOptions native;
-  native.device = o.backend == WorldBackend::nccl ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(o.device)) : at::kCPU;
+  native.device =
+      o.backend == WorldBackend::nccl ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(o.device)) : at::kCPU;
   native.connect = [store, gloo = gloo_options(o), o](const std::string& name, int rank, int size) {
     const Store own = prefixed(name, store);
     return o.backend == WorldBackend::nccl ? make_nccl_backend(own, rank, size, o.deadline)

@@ -1,5 +1,5 @@
-// The group of all ranks of a job, over torch's c10d. Nothing is read from the environment: launchers' variables are read by
-// the trainer and passed here.
+// The group of all ranks of a job, over torch's c10d. Nothing is read from the environment: launchers' variables are
+// read by the trainer and passed here.
 #pragma once
 
 #include <chrono>
@@ -35,7 +35,8 @@ struct WorldOptions {
 
   WorldBackend backend = WorldBackend::gloo;
   std::string interface{};  // network interface of the data connections
-  std::string hostname{};   // or the address to bind them to; both empty: loopback where `address` is, else this machine's name
+  // Or the address to bind them to. Both empty: loopback where `address` is, else what this machine's name resolves to.
+  std::string hostname{};
 
   int device = 0;           // the CUDA device of backend nccl
 
@@ -43,8 +44,8 @@ struct WorldOptions {
   std::chrono::milliseconds connect{60'000};    // for all ranks to come together
 };
 
-// Blocks until all ranks have joined. Throws CommError that names the ranks that have not within `connect`, ConfigError for
-// impossible options.
+// Blocks until all ranks have joined. Throws CommError that names the ranks that have not within `connect`,
+// ConfigError for impossible options.
 std::unique_ptr<Group> make_world(const WorldOptions& options);
 
 }  // namespace dovetail::comm

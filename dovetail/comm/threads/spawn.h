@@ -11,8 +11,8 @@ namespace dovetail::comm {
 
 inline constexpr std::chrono::milliseconds kSpawnDeadline{20'000};
 
-// Runs body(world) on `size` threads, one per rank, and returns when all have ended. A body that throws ends the waits of
-// the others; the first error that is not a CommError is thrown here, or else the first CommError.
+// Runs body(world) on `size` threads, one per rank, and returns when all have ended. A body that throws ends the
+// waits of the others; the first error that is not a CommError is thrown here, or else the first CommError.
 void spawn(int size, const std::function<void(Group&)>& body, std::chrono::milliseconds deadline = kSpawnDeadline);
 
 // The same over other connections: make(rank) is called on the rank's own thread.

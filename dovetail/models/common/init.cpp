@@ -40,7 +40,8 @@ void fill_normal(const at::Tensor& t, double deviation, uint64_t seed, std::stri
   auto* out = values.mutable_data_ptr<float>();
   const int64_t n = values.numel();
   const uint64_t stream = hash64(name);
-  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed), static_cast<uint32_t>(seed >> 32)};
+  const std::array<uint32_t, 2> key = {static_cast<uint32_t>(seed),
+                                       static_cast<uint32_t>(seed >> 32)};
   at::parallel_for(0, ceil_div(n, 4), 4096, [&](int64_t begin, int64_t end) {
     for (int64_t block = begin; block < end; ++block) {
       const auto draws = normals(static_cast<uint64_t>(block), stream, key);

@@ -18,7 +18,8 @@ class Model {
 
   // The root module, an ops::Unit; its blocks are units too.
   virtual torch::nn::Module& module() = 0;
-  // Sets every parameter and buffer from the seed alone: the same on every rank, in any dtype up to its rounding.
+  // Sets every parameter and buffer from the seed alone: the same on every rank, in any dtype up to
+  // its rounding.
   virtual void reset_parameters(uint64_t seed) = 0;
 
   // tokens and targets [batch, length] int64; targets equal to -100 take no part.
@@ -26,12 +27,13 @@ class Model {
   // [batch, length, vocabulary]
   virtual at::Tensor logits(const at::Tensor& tokens) = 0;
 
-  // Kind and heads of each parameter, by the names of module().named_parameters(); a shared parameter appears once,
-  // under its first name.
+  // Kind and heads of each parameter, by the names of module().named_parameters(); a shared
+  // parameter appears once, under its first name.
   virtual std::vector<TensorSpec> specs() const = 0;
   virtual int64_t vocabulary() const = 0;
   virtual int64_t context() const = 0;  // longest sequence
-  // Multiplications and additions of forward and backward for one token of a sequence of that length.
+  // Multiplications and additions of forward and backward for one token of a sequence of that
+  // length.
   virtual double flops_per_token(int64_t length) const = 0;
 };
 

@@ -26,8 +26,9 @@ static_assert(std::endian::native == std::endian::little);
 constexpr int64_t kLargestHeader = 100'000'000;  // the format's own limit
 
 const std::vector<std::pair<std::string_view, at::ScalarType>> kTypes = {
-    {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf},  {"F64", at::kDouble}, {"I64", at::kLong},
-    {"I32", at::kInt},   {"I16", at::kShort},     {"I8", at::kChar},   {"U8", at::kByte},    {"BOOL", at::kBool}};
+    {"F32", at::kFloat}, {"BF16", at::kBFloat16}, {"F16", at::kHalf},  {"F64", at::kDouble},
+    {"I64", at::kLong},  {"I32", at::kInt},       {"I16", at::kShort}, {"I8", at::kChar},
+    {"U8", at::kByte},   {"BOOL", at::kBool}};
 
 }  // namespace
 
@@ -38,15 +39,18 @@ struct SafetensorsFile::Mapping {
   explicit Mapping(const std::filesystem::path& path) {
     const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
     if (fd < 0) raise<FileError>("{}: cannot be opened: {}", path.string(), std::strerror(errno));
-    struct stat info {};
+    struct stat info{};
     const bool regular = ::fstat(fd, &info) == 0 && S_ISREG(info.st_mode);
     size = regular ? info.st_size : 0;
-    void* memory = size > 0 ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0) : MAP_FAILED;
+    void* memory =
+        size > 0 ? ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE, fd, 0) : MAP_FAILED;
     const int error = errno;
     ::close(fd);
     if (!regular) raise<FileError>("{}: not a regular file", path.string());
-    if (size < 8) raise<FileError>("{}: {} bytes are too few for a safetensors file", path.string(), size);
-    if (memory == MAP_FAILED) raise<FileError>("{}: cannot be mapped: {}", path.string(), std::strerror(error));
+    if (size < 8)
+      raise<FileError>("{}: {} bytes are too few for a safetensors file", path.string(), size);
+    if (memory == MAP_FAILED)
+      raise<FileError>("{}: cannot be mapped: {}", path.string(), std::strerror(error));
     data = static_cast<char*>(memory);
   }
   ~Mapping() { ::munmap(data, static_cast<size_t>(size)); }
@@ -60,8 +64,8 @@ SafetensorsFile::SafetensorsFile(const std::filesystem::path& path)
   if (length > static_cast<uint64_t>(kLargestHeader))
     raise<FileError>("{}: a header of {} bytes is no safetensors header", path.string(), length);
   if (static_cast<int64_t>(length) > mapping_->size - 8)
-    raise<FileError>("{}: truncated: the header wants {} bytes, the file has {}", path.string(), length + 8,
-                     mapping_->size);
+    raise<FileError>("{}: truncated: the header wants {} bytes, the file has {}", path.string(),
+                     length + 8, mapping_->size);
   data_begin_ = 8 + static_cast<int64_t>(length);
   parse({mapping_->data + 8, static_cast<size_t>(length)}, mapping_->size - data_begin_);
 }
@@ -83,16 +87,20 @@ json parse_object(std::string_view text, const std::string& path) {
   return header;
 }
 
-SafetensorsFile::Entry parse_entry(const json& value, const std::string& name, const std::string& path) {
-  if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() || !value.contains("shape") ||
-      !value["shape"].is_array() || !value.contains("data_offsets") || !value["data_offsets"].is_array() ||
-      value["data_offsets"].size() != 2)
-    raise<FileError>("{}: tensor {}: wanted dtype, shape and data_offsets, got {}", path, name, value.dump());
+SafetensorsFile::Entry parse_entry(const json& value, const std::string& name,
+                                   const std::string& path) {
+  if (!value.is_object() || !value.contains("dtype") || !value["dtype"].is_string() ||
+      !value.contains("shape") || !value["shape"].is_array() || !value.contains("data_offsets") ||
+      !value["data_offsets"].is_array() || value["data_offsets"].size() != 2)
+    raise<FileError>("{}: tensor {}: wanted dtype, shape and data_offsets, got {}", path, name,
+                     value.dump());
   SafetensorsFile::Entry entry;
-  const auto type = std::find_if(kTypes.begin(), kTypes.end(),
-                                 [&](const auto& t) { return t.first == value["dtype"].get<std::string>(); });
+  const auto type = std::find_if(kTypes.begin(), kTypes.end(), [&](const auto& t) {
+    return t.first == value["dtype"].get<std::string>();
+  });
   if (type == kTypes.end())
-    raise<FileError>("{}: tensor {}: dtype {} is not supported", path, name, value["dtype"].get<std::string>());
+    raise<FileError>("{}: tensor {}: dtype {} is not supported", path, name,
+                     value["dtype"].get<std::string>());
   entry.dtype = type->second;
   int64_t bytes = static_cast<int64_t>(c10::elementSize(entry.dtype));
   for (const json& size : value["shape"]) {
@@ -103,12 +111,13 @@ SafetensorsFile::Entry parse_entry(const json& value, const std::string& name, c
   }
   for (const json& offset : value["data_offsets"])
     if (!offset.is_number_unsigned() || offset.get<uint64_t>() > uint64_t{1} << 60)
-      raise<FileError>("{}: tensor {}: impossible offsets {}", path, name, value["data_offsets"].dump());
+      raise<FileError>("{}: tensor {}: impossible offsets {}", path, name,
+                       value["data_offsets"].dump());
   entry.begin = value["data_offsets"][0].get<int64_t>();
   entry.end = value["data_offsets"][1].get<int64_t>();
   if (entry.end - entry.begin != bytes)
-    raise<FileError>("{}: tensor {}: {} {} takes {} bytes, its offsets hold {}", path, name, type->first,
-                     value["shape"].dump(), bytes, entry.end - entry.begin);
+    raise<FileError>("{}: tensor {}: {} {} takes {} bytes, its offsets hold {}", path, name,
+                     type->first, value["shape"].dump(), bytes, entry.end - entry.begin);
   return entry;
 }
 
@@ -119,7 +128,8 @@ void SafetensorsFile::parse(std::string_view header, int64_t data_bytes) {
   for (const auto& item : parsed.items()) {
     if (item.key() == "__metadata__") {
       for (const auto& note : item.value().items()) {
-        if (!note.value().is_string()) raise<FileError>("{}: metadata {} is not text", path_.string(), note.key());
+        if (!note.value().is_string())
+          raise<FileError>("{}: metadata {} is not text", path_.string(), note.key());
         metadata_[note.key()] = note.value().get<std::string>();
       }
       continue;
@@ -134,15 +144,18 @@ void SafetensorsFile::parse(std::string_view header, int64_t data_bytes) {
   int64_t reached = 0;
   for (const auto& [entry, name] : order) {
     if (entry->begin != reached)
-      raise<FileError>("{}: tensor {} starts at byte {} where {} was wanted: the tensors overlap or leave a hole",
-                       path_.string(), *name, entry->begin, reached);
+      raise<FileError>(
+          "{}: tensor {} starts at byte {} where {} was wanted: the tensors overlap or leave a "
+          "hole",
+          path_.string(), *name, entry->begin, reached);
     if (entry->end > data_bytes)
-      raise<FileError>("{}: truncated: tensor {} ends at byte {} of the data, the file has {}", path_.string(), *name,
-                       entry->end, data_bytes);
+      raise<FileError>("{}: truncated: tensor {} ends at byte {} of the data, the file has {}",
+                       path_.string(), *name, entry->end, data_bytes);
     reached = entry->end;
   }
   if (reached != data_bytes)
-    raise<FileError>("{}: {} bytes of data after the last tensor", path_.string(), data_bytes - reached);
+    raise<FileError>("{}: {} bytes of data after the last tensor", path_.string(),
+                     data_bytes - reached);
 }
 
 at::Tensor SafetensorsFile::tensor(const std::string& name) const {
@@ -160,18 +173,24 @@ at::Tensor SafetensorsFile::tensor(const std::string& name) const {
 
 namespace {
 
-std::string header_of(const NamedTensors& tensors, const std::map<std::string, std::string>& metadata) {
+std::string header_of(const NamedTensors& tensors,
+                      const std::map<std::string, std::string>& metadata) {
   json header = json::object();
   if (!metadata.empty()) header["__metadata__"] = metadata;
   int64_t offset = 0;
   for (const auto& [name, tensor] : tensors) {
-    const auto type = std::find_if(kTypes.begin(), kTypes.end(),
-                                   [&, t = tensor.scalar_type()](const auto& known) { return known.second == t; });
+    const auto type = std::find_if(
+        kTypes.begin(), kTypes.end(),
+        [&, t = tensor.scalar_type()](const auto& known) { return known.second == t; });
     if (type == kTypes.end())
-      raise<ConfigError>("tensor {}: safetensors have no dtype {}", name, c10::toString(tensor.scalar_type()));
-    if (header.contains(name) || name == "__metadata__") raise<ConfigError>("tensor {} is given twice", name);
+      raise<ConfigError>("tensor {}: safetensors have no dtype {}", name,
+                         c10::toString(tensor.scalar_type()));
+    if (header.contains(name) || name == "__metadata__")
+      raise<ConfigError>("tensor {} is given twice", name);
     const auto bytes = static_cast<int64_t>(tensor.nbytes());
-    header[name] = {{"dtype", type->first}, {"shape", tensor.sizes().vec()}, {"data_offsets", {offset, offset + bytes}}};
+    header[name] = {{"dtype", type->first},
+                    {"shape", tensor.sizes().vec()},
+                    {"data_offsets", {offset, offset + bytes}}};
     offset += bytes;
   }
   std::string text = header.dump();
@@ -193,14 +212,17 @@ void write_safetensors(const std::filesystem::path& path, const NamedTensors& te
     for (const auto& item : tensors) {
       const at::Tensor dense = item.second.detach().contiguous();
       if (dense.numel() > 0)
-        out.write(static_cast<const char*>(dense.const_data_ptr()), static_cast<std::streamsize>(dense.nbytes()));
+        out.write(static_cast<const char*>(dense.const_data_ptr()),
+                  static_cast<std::streamsize>(dense.nbytes()));
     }
     out.flush();
     if (!out) raise<FileError>("{}: cannot be written: {}", partial.string(), std::strerror(errno));
   }
   std::error_code error;
   std::filesystem::rename(partial, path, error);
-  if (error) raise<FileError>("{}: cannot be renamed to {}: {}", partial.string(), path.string(), error.message());
+  if (error)
+    raise<FileError>("{}: cannot be renamed to {}: {}", partial.string(), path.string(),
+                     error.message());
 }
 
 SafetensorsSet::SafetensorsSet(const std::filesystem::path& path) {
@@ -208,7 +230,8 @@ SafetensorsSet::SafetensorsSet(const std::filesystem::path& path) {
   const bool folder = std::filesystem::is_directory(path);
   if (folder ? !std::filesystem::exists(single) : path.extension() == ".json") {
     if (folder && !std::filesystem::exists(index))
-      raise<FileError>("{}: holds neither model.safetensors nor model.safetensors.index.json", path.string());
+      raise<FileError>("{}: holds neither model.safetensors nor model.safetensors.index.json",
+                       path.string());
     read_index(folder ? index : path);
   } else {
     add_file(folder ? single : path);
@@ -219,7 +242,8 @@ void SafetensorsSet::add_file(const std::filesystem::path& path) {
   files_.push_back(std::make_unique<SafetensorsFile>(path));
   for (const auto& item : files_.back()->entries())
     if (!places_.emplace(item.first, files_.size() - 1).second)
-      raise<FileError>("{}: tensor {} is in another file of the set too", path.string(), item.first);
+      raise<FileError>("{}: tensor {} is in another file of the set too", path.string(),
+                       item.first);
 }
 
 void SafetensorsSet::read_index(const std::filesystem::path& index) {
@@ -229,15 +253,19 @@ void SafetensorsSet::read_index(const std::filesystem::path& index) {
     raise<FileError>("{}: wanted a JSON object with a weight_map", index.string());
   std::set<std::string> shards;
   for (const auto& item : parsed["weight_map"].items()) {
-    if (!item.value().is_string()) raise<FileError>("{}: tensor {}: wanted a file name", index.string(), item.key());
+    if (!item.value().is_string())
+      raise<FileError>("{}: tensor {}: wanted a file name", index.string(), item.key());
     const auto file = item.value().get<std::string>();
     if (std::filesystem::path(file).has_parent_path())
-      raise<FileError>("{}: tensor {}: {} is not a plain file name", index.string(), item.key(), file);
+      raise<FileError>("{}: tensor {}: {} is not a plain file name", index.string(), item.key(),
+                       file);
     if (shards.insert(file).second) add_file(index.parent_path() / file);
   }
   for (const auto& item : parsed["weight_map"].items())
-    if (!contains(item.key()) || file_of(item.key()).path().filename() != item.value().get<std::string>())
-      raise<FileError>("{}: tensor {} is not in {}", index.string(), item.key(), item.value().get<std::string>());
+    if (!contains(item.key()) ||
+        file_of(item.key()).path().filename() != item.value().get<std::string>())
+      raise<FileError>("{}: tensor {} is not in {}", index.string(), item.key(),
+                       item.value().get<std::string>());
 }
 
 std::vector<std::string> SafetensorsSet::names() const {
@@ -248,7 +276,8 @@ std::vector<std::string> SafetensorsSet::names() const {
 
 const SafetensorsFile& SafetensorsSet::file_of(const std::string& name) const {
   const auto it = places_.find(name);
-  if (it == places_.end()) raise<FileError>("{}: has no tensor {}", files_.front()->path().string(), name);
+  if (it == places_.end())
+    raise<FileError>("{}: has no tensor {}", files_.front()->path().string(), name);
   return *files_[it->second];
 }
 
