@@ -51,6 +51,17 @@ std::string legend(const std::vector<std::pair<std::string, std::string>>& entri
   return out;
 }
 
+std::vector<std::pair<std::string, std::string>> parts_in_use(const BarChart& chart) {
+  std::vector<std::pair<std::string, std::string>> parts;
+  for (size_t i = 0; i < chart.parts.size(); ++i)
+    for (const auto& bar : chart.bars)
+      if (bar.values[i] > 0) {
+        parts.push_back(chart.parts[i]);
+        break;
+      }
+  return parts;
+}
+
 struct Frame {
   Axis x, y;
   double px(double v) const {
@@ -157,7 +168,7 @@ std::string to_svg(const BarChart& chart) {
   std::string out =
       fmt::format("<figure><figcaption>{}</figcaption><svg viewBox='0 0 {} {:.0f}' role='img'>",
                   escape_html(chart.title), kWidth, height);
-  out += legend(chart.parts, kName, 16);
+  out += legend(parts_in_use(chart), kName, 16);
   double y = kTop;
   for (const auto& bar : chart.bars) {
     double x = kName, sum = 0;

@@ -22,14 +22,18 @@ h1 { font-size: 26px; margin: 8px 0 16px; } h2 { font-size: 18px; margin: 32px 0
 .facts { display: grid; grid-template-columns: repeat(auto-fill, minmax(170px, 1fr)); gap: 10px; }
 .fact { background: #fff; border: 1px solid #dee2e6; border-radius: 8px; padding: 10px 12px; }
 .fact b { display: block; font-size: 19px; } .fact span { color: #868e96; font-size: 13px; }
-figure { background: #fff; border: 1px solid #dee2e6; border-radius: 8px; margin: 12px 0; padding: 10px 12px; }
-figcaption { font-weight: 600; margin-bottom: 4px; } svg { width: 100%; height: auto; display: block; }
-svg text { font: 12px system-ui, sans-serif; fill: #343a40; } svg .tick { fill: #495057; font-size: 11px; }
+figure { background: #fff; border: 1px solid #dee2e6; border-radius: 8px; margin: 12px 0;
+  padding: 10px 12px; }
+figcaption { font-weight: 600; margin-bottom: 4px; }
+svg { width: 100%; height: auto; display: block; }
+svg text { font: 12px system-ui, sans-serif; fill: #343a40; }
+svg .tick { fill: #495057; font-size: 11px; }
 svg .small { font-size: 9.5px; fill: #495057; } svg .grid { stroke: #e9ecef; }
-pre { background: #fff; border: 1px solid #dee2e6; border-radius: 8px; padding: 12px; overflow-x: auto; font-size: 13px;
-  white-space: pre-wrap; }
+pre { background: #fff; border: 1px solid #dee2e6; border-radius: 8px; padding: 12px;
+  overflow-x: auto; font-size: 13px; white-space: pre-wrap; }
 table { border-collapse: collapse; background: #fff; font-size: 13px; width: 100%; }
-td, th { border: 1px solid #dee2e6; padding: 4px 8px; text-align: right; } td:first-child, th:first-child { text-align: left; }
+td, th { border: 1px solid #dee2e6; padding: 4px 8px; text-align: right; }
+td:first-child, th:first-child { text-align: left; }
 details { margin: 8px 0; } summary { cursor: pointer; font-weight: 600; }
 )";
 

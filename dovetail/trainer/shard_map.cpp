@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "dovetail/trainer/html.h"
 
@@ -50,9 +51,15 @@ std::vector<Alike> runs_of_groups(const plan::Plan& plan) {
   return runs;
 }
 
-// Last part of a dotted name that still tells tensors of a group apart.
-std::string short_name(const std::string& name, const std::string& group) {
-  return !group.empty() && name.starts_with(group + ".") ? name.substr(group.size() + 1) : name;
+// The longest form of a tensor's name that fits: within its group, without ".weight", its last
+// part; or nothing.
+std::string fitting_name(std::string name, const std::string& group, double width) {
+  auto fits = [&] { return width > 5.4 * static_cast<double>(name.size()) + 4; };
+  if (!group.empty() && name.starts_with(group + ".")) name.erase(0, group.size() + 1);
+  if (fits()) return name;
+  if (name.ends_with(".weight")) name.resize(name.size() - 7);
+  if (!fits()) name.erase(0, name.rfind('.') + 1);
+  return fits() ? name : "";
 }
 
 class MapWriter {
@@ -150,10 +157,8 @@ class MapWriter {
     body_ += fmt::format(
         "<rect x='{:.2f}' y='{:.1f}' width='{:.2f}' height='{}' fill='none' stroke='#fff'/>",
         px(p.offset), y_ + 12, width, kBar);
-    const std::string name = short_name(tensor.name, group);
-    if (width > 6.0 * static_cast<double>(name.size()) + 4)
-      text(px(p.offset) + width / 2, y_ + 12 + kBar + 11, name,
-           "class='small' text-anchor='middle'");
+    text(px(p.offset) + width / 2, y_ + 12 + kBar + 11, fitting_name(tensor.name, group, width),
+         "class='small' text-anchor='middle'");
   }
 
   void draw_edges(const SegmentLayout& layout) {
@@ -185,7 +190,14 @@ class MapWriter {
 std::string rank_color(int64_t rank) {
   // The golden angle keeps neighbours apart for any number of ranks.
   const double hue = static_cast<double>((210 + rank * 137) % 360);
-  return fmt::format("hsl({:.0f} {}% {}%)", hue, rank / 8 % 2 ? 40 : 58, rank / 16 % 2 ? 72 : 64);
+  const double saturation = rank / 8 % 2 ? 0.40 : 0.58, lightness = rank / 16 % 2 ? 0.72 : 0.64;
+  auto channel = [&](double n) {
+    const double k = std::fmod(n + hue / 30, 12);
+    const double value = lightness - saturation * std::min(lightness, 1 - lightness) *
+                                         std::max(-1.0, std::min({k - 3, 9 - k, 1.0}));
+    return static_cast<int>(std::lround(255 * value));
+  };
+  return fmt::format("#{:02x}{:02x}{:02x}", channel(0), channel(8), channel(4));
 }
 
 std::string shard_map_svg(const plan::Plan& plan) { return MapWriter(plan).write(); }
