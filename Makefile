@@ -25,7 +25,7 @@ test: setup  ## build and run every test
 	@tools/build
 	@tools/test build
 
-bench: setup  ## rerun the benchmarks and comparisons
+bench: setup  ## the comparison with FSDP2 and DDP (tools/bench NAME runs the other benchmarks)
 	@tools/build
 	@tools/bench
 

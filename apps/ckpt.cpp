@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "apps/commands.h"
+#include "dovetail/base/error.h"
 #include "dovetail/checkpoint/inspect.h"
 
 namespace dovetail::apps {
@@ -15,6 +16,7 @@ bool is_checkpoint(const std::string& folder) {
 }
 
 int inspect(const std::string& folder) {
+  if (!std::filesystem::exists(folder)) raise<FileError>("ckpt: no such folder: {}", folder);
   fmt::print("{}", is_checkpoint(folder) ? describe(Checkpoint(folder)) : describe_folder(folder));
   return 0;
 }

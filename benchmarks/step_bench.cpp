@@ -1,4 +1,5 @@
-// One training step of the comparison model (sizes S and M), timed as the rivals' script times theirs; rank 0 appends one
+// One training step of the comparison model (sizes S and M), timed as the rivals' script times
+// theirs; rank 0 appends one
 // JSON line. Started by a launcher, one process a rank:
 //   torchrun --no-python --nproc-per-node 2 build/bin/step_bench --size S --format fp32 --out results.jsonl
 #include <ATen/Parallel.h>
@@ -158,8 +159,8 @@ void run(const Options& o) {
       {"held_MiB", held.total() / double(1 << 20)}, {"slots_MiB", held.slots / double(1 << 20)},
       {"loss", loss}, {"T", total}};
   if (!o.out.empty()) std::ofstream(o.out, std::ios::app) << line.dump() << "\n";
-  fmt::print("{} {} N={} step {:.1f} ms (f {:.0f} b {:.0f} o {:.0f}) tx {:.1f} MiB planned {:.1f} rss {:.0f}->{:.0f} steady {:.0f} "
-             "held {:.0f} slots {:.0f} loss {:.4f} {:.4f}\n",
+  fmt::print("{} {} N={} step {:.1f} ms (f {:.0f} b {:.0f} o {:.0f}) tx {:.1f} MiB planned {:.1f} "
+             "rss {:.0f}->{:.0f} steady {:.0f} held {:.0f} slots {:.0f} loss {:.4f} {:.4f}\n",
              line["system"].get<std::string>(), o.size, n, 1e3 * tail(total), 1e3 * tail(forward), 1e3 * tail(backward),
              1e3 * tail(update), tail(sent) / (1 << 20), plan_sent.total() / double(1 << 20), base, peak, hwm,
              held.total() / double(1 << 20), held.slots / double(1 << 20), loss.front(), loss.back());

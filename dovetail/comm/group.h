@@ -40,10 +40,12 @@ class Work {
 };
 using WorkHandle = std::unique_ptr<Work>;  // never null
 
-// One plane of a gather. Slices (bytes of the whole, ascending, disjoint, one per member, possibly empty) say what each
+// One plane of a gather. Slices (bytes of the whole, ascending, disjoint, one per member, possibly
+// empty) say what each
 // member holds.
 struct GatherPlane {
-  const std::byte* shard = nullptr;  // this member's slice: slices[rank].size() bytes; may lie in place inside `whole`
+  // this member's slice: slices[rank].size() bytes; may lie in place inside `whole`
+  const std::byte* shard = nullptr;
   std::byte* whole = nullptr;        // slices.back().end bytes; ignored when needs_gather_buffer() is false
   std::vector<Interval> slices;
 };
@@ -103,7 +105,8 @@ class Group {
   // of this group with the lists of all new groups (disjoint; each member in exactly one); returns the caller's.
   virtual std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) = 0;
 
-  // Tells every rank of the world that this one goes no further and why: their waits end with a CommError that names it
+  // Tells every rank of the world that this one goes no further and why: their waits end with a
+  // CommError that names it
   // and the reason. Afterwards the group can only be destroyed. Never throws, never blocks.
   virtual void fail(std::string_view reason) noexcept = 0;
 

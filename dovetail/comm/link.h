@@ -57,7 +57,8 @@ class Link {
   // What is known of another rank, in words: "alive, in ...", "gone", "" for nothing.
   virtual std::string describe(int rank) = 0;
 
-  // While on, this rank waits for others in a way that the link does not see, and looks out for those that fall silent.
+  // While on, this rank waits for others in a way that the link does not see, and looks out for
+  // those that fall silent.
   virtual void watch(bool on) = 0;
 
   // Reports a fault that this rank has seen, its own or another's; all waits of all ranks end soon. Returns the fault
@@ -65,7 +66,8 @@ class Link {
   // throws.
   virtual Fault report(const Fault& seen) noexcept = 0;
 
-  // Called once by a rank that has nothing more to send or receive, before destruction and only without a fault. Waits
+  // Called once by a rank that has nothing more to send or receive, before destruction and only
+  // without a fault. Waits
   // until the others have received what was sent to them, at most until then.
   virtual void leave(Clock::time_point until) noexcept = 0;
 };

@@ -202,7 +202,8 @@ void P2POperation::require(Outcome outcome, int member) {
   world().blame(mine_, {rank, fmt::format("the exchange with rank {} broke off{}", rank, known)});
 }
 
-// Some header is missing at the deadline. A header that differs explains it better than silence does; otherwise all who
+// Some header is missing at the deadline. A header that differs explains it better than silence
+// does; otherwise all who
 // are silent are named.
 void P2POperation::fail_late(int member) {
   std::string silent;

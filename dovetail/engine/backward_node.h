@@ -8,7 +8,8 @@
 
 namespace dovetail::engine_detail {
 
-// Replaces each tensor by itself behind one common node; `then` runs, in every backward pass, once the gradients of all
+// Replaces each tensor by itself behind one common node; `then` runs, in every backward pass, once
+// the gradients of all
 // of them that the pass needs have been computed.
 void see_backward(std::span<at::Tensor* const> tensors, std::function<void()> then);
 

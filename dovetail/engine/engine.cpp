@@ -160,6 +160,7 @@ Engine::~Engine() = default;
 const plan::Plan& Engine::plan() const { return impl_->context_.plan; }
 void Engine::set_gradient_sync(bool sync) { impl_->runner_->set_sync(sync); }
 StepResult Engine::step(float lr, double grad_scale) { return impl_->stepper_->step(lr, grad_scale); }
+std::string Engine::describe_optimizer() const { return describe(impl_->ops_); }
 int64_t Engine::steps_done() const { return impl_->context_.steps; }
 const Ledger& Engine::ledger() const { return impl_->context_.ledger; }
 void Engine::gather_all() { impl_->runner_->gather_all(); }
@@ -211,7 +212,8 @@ at::Tensor Engine::whole_parameter(int64_t index) {
   int64_t end = 0;
   for (int64_t q = 0; q < ranks.size(); ++q) {
     const Interval part = intersect(layout.zero1_interval(q), p.placement.interval());
-    const Interval bytes{(part.begin - p.placement.offset) * size_of(dtype), (part.end - p.placement.offset) * size_of(dtype)};
+    const Interval own = part.shifted(-p.placement.offset);
+    const Interval bytes{own.begin * size_of(dtype), own.end * size_of(dtype)};
     plane.slices.push_back(part.empty() ? Interval{end, end} : bytes);
     end = plane.slices.back().end;
   }

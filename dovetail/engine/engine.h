@@ -8,7 +8,8 @@
 //     StepResult r = engine.step(lr, 1.0 / tokens);                      // norm, clip, update
 //   }
 //
-// All ranks make the same calls in the same order. After construction the module's parameters are *runtime parameters*:
+// All ranks make the same calls in the same order. After construction the module's parameters are
+// *runtime parameters*:
 // leaves of the compute dtype whose bytes exist only between the gather and the release of their unit; touching one
 // outside is an error that names the unit. What is owned, updated, saved and loaded are the *update parameters*
 // (parameters()): this rank's zero1 shard of the main weights.
@@ -16,9 +17,9 @@
 // Gradients add up over backward passes until step(). They are sums over ranks (not means): step() multiplies them by
 // its `grad_scale` once, after the full sum.
 //
-// Limits, each an error at the call: parameters and buffers must be materialised and dense; a backward pass that builds a
-// graph of parameter gradients (backward(create_graph=true)) is refused, torch::autograd::grad to inputs with a graph is
-// fine; moving or re-registering parameters after construction is refused at the next forward.
+// Limits, each an error at the call: parameters and buffers must be materialised and dense, fp32 or
+// bf16; a backward pass that builds a graph of parameter gradients (backward(create_graph=true)) is
+// refused, torch::autograd::grad to inputs with a graph is fine.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -64,7 +65,8 @@ struct EngineOptions {
 };
 
 struct StepResult {
-  double grad_norm = 0;       // of the gradient after grad_scale, before clipping; NaN and infinity are equal on all ranks
+  // of the gradient after grad_scale, before clipping; NaN and infinity are equal on all ranks
+  double grad_norm = 0;
   float clip_coefficient = 1;
   bool skipped = false;       // the norm was not finite: no weight and no state was changed, no step was counted
 };
@@ -75,7 +77,8 @@ struct UpdateParameter {
   int64_t group;              // index into plan().groups
   Interval elements;          // of the global tensor, row-major; empty where this rank owns none
   at::Tensor main;            // [elements.size()], main dtype; a view, writes count
-  at::Tensor grad;            // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction
+  // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction
+  at::Tensor grad;
   bool trainable;
 };
 
@@ -96,17 +99,22 @@ class Engine {
   StepResult step(float lr, double grad_scale);
   // Drops the gradients gathered so far.
   void zero_grad();
+  // The update operations with all their hyperparameters, in one line.
+  std::string describe_optimizer() const;
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);  // after loading a checkpoint
 
-  // The update parameters, in plan order. Handing out writable views makes every later root forward start from the main
+  // The update parameters, in plan order. Handing out writable views makes every later root
+  // forward start from the main
   // weights again.
   std::vector<UpdateParameter> parameters();
   // Main weight of parameter `index` (plan order), whole, in the main dtype, on every rank; a copy. Collective.
   at::Tensor whole_parameter(int64_t index);
-  // Its gradient so far, whole, fp32, summed over all ranks and not scaled; a copy. Zero where it has none. Collective.
+  // Its gradient so far, whole, fp32, summed over all ranks and not scaled; a copy. Zero where it
+  // has none. Collective.
   at::Tensor whole_gradient(int64_t index);
-  // Replaces the gradient of this rank for the coming step by `gradient` (whole, fp32) as if backward had produced it.
+  // Replaces the gradient of this rank for the coming step by `gradient` (whole, fp32) as if
+  // backward had produced it.
   // For tests and custom gradients. Collective over all parameters in plan order: call once for each.
   void inject_gradients(const std::vector<at::Tensor>& gradients);
 

@@ -47,8 +47,8 @@ void compare(const std::vector<Item>& items, comm::Group& world) {
     for (size_t i = 0; i < items.size(); ++i)
       if (std::memcmp(&all[r][8 * i], &all[0][8 * i], 8) != 0)
         raise<ConfigError>(
-            "initial weights: {} differs between rank 0 and rank {} (value, shape, dtype or name); initialise all ranks "
-            "alike or ask for broadcast_rank0", items[i].name, world.global_ranks()[r]);
+            "initial weights: {} differs between rank 0 and rank {} (value, shape, dtype or name); "
+            "initialise all ranks alike or ask for broadcast_rank0", items[i].name, world.global_ranks()[r]);
   }
 }
 
@@ -84,7 +84,9 @@ void compare_plans(const plan::Plan& plan, comm::Group& world) {
   const auto hashes = world.gather_bytes(std::as_bytes(std::span(&mine, 1)), identity("hash of the plan"));
   if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& h) { return h == hashes[0]; })) return;
   const auto texts = world.gather_bytes(std::as_bytes(std::span(text)), identity("text of the plan"));
-  auto view = [&](size_t r) { return std::string_view(reinterpret_cast<const char*>(texts[r].data()), texts[r].size()); };
+  auto view = [&](size_t r) {
+    return std::string_view(reinterpret_cast<const char*>(texts[r].data()), texts[r].size());
+  };
   for (size_t r = 1; r < texts.size(); ++r)
     if (view(r) != view(0))
       raise<PlanError>("plan: rank 0 and rank {} have different plans; {}", world.global_ranks()[r],

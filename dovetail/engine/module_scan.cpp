@@ -34,8 +34,8 @@ std::string join(const std::string& prefix, const std::string& name) {
 
 void check_dense(const at::Tensor& t, const std::string& kind, const std::string& name) {
   if (t.is_meta())
-    raise<ConfigError>("{} {}: wanted memory, got the meta device; materialize the module and initialise it first", kind,
-                       name);
+    raise<ConfigError>(
+        "{} {}: wanted memory, got the meta device; materialize the module and initialise it first", kind, name);
   if (t.layout() != at::kStrided) raise<ConfigError>("{} {}: wanted a dense tensor, got {}", kind, name,
                                                      t.is_sparse() ? "a sparse one" : "another layout");
 }

@@ -45,7 +45,8 @@ struct ScannedModel {
   std::vector<ops::SinkUser*> sink_users;
 };
 
-// Throws ConfigError naming the parameter: on the meta device, not dense, not floating point, of a dtype other than fp32
+// Throws ConfigError naming the parameter: on the meta device, not dense, not floating point, of a
+// dtype other than fp32
 // or bf16, or outside of every unit. The module owns what the pointers point to.
 ScannedModel scan(torch::nn::Module& root);
 

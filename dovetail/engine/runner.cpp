@@ -172,7 +172,8 @@ void Runner::before_backward(int64_t g) {
   gather_ahead(g, /*backward=*/true);
 }
 
-// Units between the last one and g that this rank's backward does not go through: other ranks' may, and need its shards.
+// Units between the last one and g that this rank's backward does not go through: other ranks'
+// may, and need its shards.
 void Runner::join_skipped_gathers(int64_t g) {
   for (auto it = order_.rbegin(); it != order_.rend() && *it != g; ++it) {
     GroupRun& run = runs_[*it];
@@ -212,8 +213,8 @@ void Runner::take_gradient(int64_t g, size_t parameter) {
   p.leaf.mutable_grad().reset();
   if (at::GradMode::is_enabled())
     raise<StateError>(
-        "engine: gradient of {} with a graph of its own (backward with create_graph): wanted torch::autograd::grad with "
-        "respect to inputs, then a plain backward", context_.plan.tensors[p.index].name);
+        "engine: gradient of {} with a graph of its own (backward with create_graph): wanted "
+        "torch::autograd::grad with respect to inputs, then a plain backward", context_.plan.tensors[p.index].name);
   bool fresh = false;
   at::Tensor target = direct_contribution(g, parameter, fresh);
   if (!target.defined()) return;
@@ -280,7 +281,8 @@ void Runner::end_backward() {
 void Runner::audit() const {
   for (int64_t g = 0; g < std::ssize(groups_); ++g) {
     const ShardGroup& group = *groups_[g];
-    DT_CHECK(group.gradient_state() == GradientState::closed, "{} ends backward with an open gradient", group.title());
+    DT_CHECK(group.gradient_state() == GradientState::closed, "{} ends backward with an open gradient",
+             group.title());
     DT_CHECK(all_gathered_ || group.residence() == Residence::released, "{} ends backward gathered", group.title());
     DT_CHECK(!runs_[g].contributed || runs_[g].reduced, "{} has gradients that were not reduced", group.title());
   }

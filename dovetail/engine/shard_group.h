@@ -2,7 +2,8 @@
 //
 // Storage, one allocation per role for all segments, one behind the other:
 //   runtime        zero3 shard, every plane of the format
-//   main           zero1 shard; where the runtime format is the plain array of the main dtype there is no allocation and
+//   main           zero1 shard; where the runtime format is the plain array of the main dtype
+// there is no allocation and
 //                  main weights are views of the runtime shard
 //   gradient       zero2 shard, fp32; main_gradient: zero1 shard, the same memory where zero1 == zero2
 //   accumulator    whole gradient, fp32, only with local accumulation over zero2 > 1

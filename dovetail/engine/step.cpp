@@ -44,8 +44,8 @@ Stepper::Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions no
     const TensorSpec& t = context.plan.tensors[i];
     for (size_t op : updates_[i].ops)
       if (!is_whole_everywhere(ops_[op]->unit(t), context.degrees()))
-        raise<ConfigError>("optimizer: {} needs units of {} that zero1 = {} may cut; wanted an element-wise operation or "
-                           "zero1 = 1", ops_[op]->name(), t.name, context.degrees().zero1);
+        raise<ConfigError>("optimizer: {} needs units of {} that zero1 = {} may cut; wanted an "
+                           "element-wise operation or zero1 = 1", ops_[op]->name(), t.name, context.degrees().zero1);
   }
   fields_.resize(context.plan.groups.size());
   for (int64_t g = 0; g < std::ssize(fields_); ++g) allocate(g);

@@ -15,7 +15,8 @@ namespace dovetail::engine_detail {
 
 class Stepper {
  public:
-  // Allocates all optimizer state. Throws ConfigError for a parameter that no operation applies to, and for operations
+  // Allocates all optimizer state. Throws ConfigError for a parameter that no operation applies
+  // to, and for operations
   // whose unit a shard boundary of this plan cuts.
   Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions norm, uint64_t seed);
 

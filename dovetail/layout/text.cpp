@@ -14,7 +14,8 @@ int hex_digit(char c) {
   return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
-// Decodes what follows a backslash and moves `at` to its last character; -1 where quoted_name() writes no such escape.
+// Decodes what follows a backslash and moves `at` to its last character; -1 where quoted_name()
+// writes no such escape.
 int unescape(std::string_view text, size_t& at) {
   if (at >= text.size()) return -1;
   if (text[at] == '"' || text[at] == '\\') return static_cast<unsigned char>(text[at]);

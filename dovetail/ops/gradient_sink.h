@@ -1,4 +1,5 @@
-// Where a parameter's gradient goes. The engine hands a sink to modules that can write their weight gradient themselves
+// Where a parameter's gradient goes. The engine hands a sink to modules that can write their
+// weight gradient themselves
 // (ops::Linear, ops::Embedding), so that the kernel's output is the engine's gradient buffer: no copy.
 #pragma once
 
@@ -16,7 +17,8 @@ class GradientSink {
   virtual ~GradientSink() = default;
 
   struct Target {
-    at::Tensor view;  // the parameter's shape and dtype, inside the gradient buffer; may be strided (param transposed)
+    // the parameter's shape and dtype, inside the gradient buffer; may be strided (param transposed)
+    at::Tensor view;
     bool fresh;       // true: holds rubbish, overwrite all of it; false: holds an earlier contribution, add to it
   };
   // The place for the next contribution of this backward pass, which the caller must write whole before anything else
@@ -31,7 +33,8 @@ class SinkUser {
  public:
   virtual ~SinkUser() = default;
   virtual std::vector<at::Tensor> sink_parameters() const = 0;
-  // From now on the gradient of `param`, one of sink_parameters(), goes to `sink`; null takes the sink away. Takes effect
+  // From now on the gradient of `param`, one of sink_parameters(), goes to `sink`; null takes the
+  // sink away. Takes effect
   // for forwards that follow: a graph keeps the sink that its forward saw. Throws StateError for any other tensor.
   virtual void set_sink(const at::Tensor& param, std::shared_ptr<GradientSink> sink) = 0;
 };

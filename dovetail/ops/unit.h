@@ -1,4 +1,5 @@
-// A unit is a module whose parameters are gathered together. C++ modules have no forward hooks, so a model says where its
+// A unit is a module whose parameters are gathered together. C++ modules have no forward hooks, so
+// a model says where its
 // units are by building blocks as Unit<Block>: a Block whose forward lets whoever is attached act before and after.
 // Without anything attached it is the Block. Names of parameters and children do not change.
 //
@@ -35,10 +36,12 @@ class UnitBase {
   void attach(std::shared_ptr<UnitHooks> hooks) { hooks_ = std::move(hooks); }
   void detach() { hooks_.reset(); }
   bool attached() const { return hooks_ != nullptr; }
-  // False where the backward pass of the unit's own modules reads none of its parameters (an embedding): they are then
+  // False where the backward pass of the unit's own modules reads none of its parameters (an
+  // embedding): they are then
   // not gathered for it. A block says so with a member `static constexpr bool kBackwardNeedsParameters = false`.
   virtual bool backward_needs_parameters() const { return true; }
-  // Whether forwards that follow save no activations and run Block::forward again in the backward pass (ops/recompute.h).
+  // Whether forwards that follow save no activations and run Block::forward again in the backward
+  // pass (ops/recompute.h).
   // The hooks stay outside of what is run again: each is called once a forward.
   void set_recompute(bool on) { recomputes_ = on; }
   bool recomputes() const { return recomputes_; }

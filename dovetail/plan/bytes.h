@@ -19,7 +19,8 @@ struct HeldBytes {
   int64_t gradient = 0;       // 4 * shard2
   int64_t main_gradient = 0;  // 4 * n1; 0 when the same as the zero2 shard (zero1 == zero2)
   int64_t accumulator = 0;    // 4 * zero3 * shard3 with local accumulation, unless zero2 == 1
-  int64_t state = 0;          // n1 * the most bytes of state that any tensor of the bucket has per element: a field is
+  // n1 * the most bytes of state that any tensor of the bucket has per element: a field is
+  int64_t state = 0;
                               // allocated over the bucket's element space
   int64_t slots = 0;          // pool_slots: gather and gradient buffers, reduction scratch
   int64_t total() const;

@@ -31,7 +31,8 @@ GridPosition shared_digits(RankGroup kind, GridPosition p) {
   return p;
 }
 
-// What members are ordered by: their zero1 shard says the same as the coarser one that a group shares, or varies over.
+// What members are ordered by: their zero1 shard says the same as the coarser one that a group
+// shares, or varies over.
 int64_t member_order(const Degrees& d, RankGroup kind, const GridPosition& p) {
   return kind == RankGroup::replica ? p.replica : zero1_shard(d, p);
 }

@@ -1,5 +1,6 @@
 #include "dovetail/plan/json_file.h"
 
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 
@@ -7,8 +8,10 @@ namespace dovetail::plan {
 
 std::string read_text_file(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
+  if (!in.is_open() || std::filesystem::is_directory(path))
+    raise<FileError>("{}: cannot be read", path);
   std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!in.is_open() || in.bad()) raise<FileError>("{}: cannot be read", path);
+  if (in.bad()) raise<FileError>("{}: cannot be read", path);
   return text;
 }
 

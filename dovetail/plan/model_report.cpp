@@ -36,12 +36,27 @@ int64_t shard_at(const SegmentLayout& s, int64_t element) {
   return element / s.shard2 * (s.zero1 / s.zero2) + element % s.shard2 / s.shard1;
 }
 
+constexpr const char* kRow =
+    "{:<28} {:>4} {:>14} {:>4} {:>3} {:>13} {:>13} {:>9} {:>9} {:>8} {:>5} {:>8}\n";
+
+std::string percent(double x) { return fmt::format("{:.3f}%", 100 * x); }
+
 std::string table_row(const GroupLayout& g) {
-  return fmt::format(
-      "{:<28} {:>4} {:>14} {:>4} {:>3} {:>13} {:>8.3f}% {:>8.3f}% {:>7.3f}% {:>5} {:>8.2f}\n",
-      g.name.substr(0, 28), g.repeat, g.numel, g.tensors.size(), g.layout.segments.size(),
-      g.layout.shard1(), 100 * g.padding1(), 100 * g.padding3(),
-      100 * gap(g.layout.shard1(), g.layout.bound1), g.layout.exact ? "yes" : "no", g.milliseconds);
+  const ElementLayout& l = g.layout;
+  return fmt::format(fmt::runtime(kRow), g.name.substr(0, 28), g.repeat, g.numel, g.tensors.size(),
+                     l.segments.size(), l.shard1(), l.bound1, percent(g.padding1()),
+                     percent(g.padding3()), percent(gap(l.shard1(), l.bound1)),
+                     l.exact ? "yes" : "no", fmt::format("{:.2f}", g.milliseconds));
+}
+
+std::string table_of(const ModelLayout& m) {
+  std::string out =
+      fmt::format(fmt::runtime(kRow), "group", "x", "elements", "tens", "seg", "zero1 shard",
+                  "proven bound", "padding", "zero3", "gap", "exact", "ms");
+  for (const GroupLayout& g : m.groups) out += table_row(g);
+  return out + fmt::format(fmt::runtime(kRow), "total", "", numel_of(m), "", "", "", "",
+                           percent(m.padding1()), percent(m.padding3()), percent(gap_of(m)),
+                           m.exact() ? "yes" : "no", fmt::format("{:.2f}", m.milliseconds));
 }
 
 std::string draw_group(const GroupLayout& g) {
@@ -108,14 +123,7 @@ std::string model_text(const ModelLayout& m, const ModelLayoutOptions& o) {
       "{}: {} elements, zero1 {}, zero2 {}, zero3 {}, {} blocks, at most {} segment{}{}\n\n",
       m.name, numel_of(m), o.degrees.zero1, o.degrees.zero2, o.degrees.zero3, name_of(o.block),
       o.max_segments, o.max_segments == 1 ? "" : "s", o.orient ? ", oriented" : "");
-  out += fmt::format("{:<28} {:>4} {:>14} {:>4} {:>3} {:>13} {:>9} {:>9} {:>8} {:>5} {:>8}\n",
-                     "group", "x", "elements", "tens", "seg", "zero1 shard", "padding", "zero3",
-                     "gap", "exact", "ms");
-  for (const GroupLayout& g : m.groups) out += table_row(g);
-  out += fmt::format(
-      "{:<28} {:>4} {:>14} {:>4} {:>3} {:>13} {:>8.3f}% {:>8.3f}% {:>7.3f}% {:>5} {:>8.2f}\n",
-      "total", "", numel_of(m), "", "", "", 100 * m.padding1(), 100 * m.padding3(), 100 * gap_of(m),
-      m.exact() ? "yes" : "no", m.milliseconds);
+  out += table_of(m);
   out += fmt::format("proven bound on the padding of the zero1 shards: {:.3f}%\n",
                      100 * m.bound_padding1());
   for (const GroupLayout& g : m.groups) out += draw_group(g);

@@ -1,4 +1,5 @@
-// What a rank's engine holds, by role, and the copies it made. Every allocation and copy of the engine goes through here.
+// What a rank's engine holds, by role, and the copies it made. Every allocation and copy of the
+// engine goes through here.
 #pragma once
 
 #include <array>

@@ -11,13 +11,15 @@
 
 namespace dovetail {
 
-// One field ("weight", "adamw.exp_avg", ...) of one tensor as this rank holds it. Fields have one value per element of the tensor.
+// One field ("weight", "adamw.exp_avg", ...) of one tensor as this rank holds it. Fields have one
+// value per element of the tensor.
 struct StateEntry {
   std::string tensor;              // parameter name; aliases of tied parameters are listed apart
   std::string field;
   std::vector<int64_t> shape;      // logical shape of the global tensor
   DType dtype = DType::f32;
-  Interval elements;               // of the global tensor, row-major, that `data` holds; empty where this rank owns none
+  // of the global tensor, row-major, that `data` holds; empty where this rank owns none
+  Interval elements;
   std::byte* data = nullptr;       // elements.size() values; owned by the engine and valid until it is destroyed
   bool writer = true;              // false on replicas that hold a copy of what another rank writes
 };

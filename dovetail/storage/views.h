@@ -25,7 +25,8 @@ at::Tensor tensor_in(const Memory& memory, int64_t offset, at::IntArrayRef shape
 // The view that node `index` of a tree describes, over the tree's allocation.
 at::Tensor tensor_of(const DataTree& tree, int64_t index, const Memory& memory);
 
-// One storage under any number of tensors. Bound, its tensors read and write the given bytes; unbound, touching any of
+// One storage under any number of tensors. Bound, its tensors read and write the given bytes;
+// unbound, touching any of
 // them is an error with the given message. Tensors keep their identity, and their versions do not move.
 class BindableStorage {
  public:

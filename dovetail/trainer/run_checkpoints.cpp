@@ -67,6 +67,7 @@ std::optional<ResumedRun> RunCheckpoints::resume() {
 
 void RunCheckpoints::begin(const Progress& progress) {
   TrainingState training;
+  training.optimizer = engine_.describe_optimizer();
   training.step = progress.step;
   training.degrees = plan::to_text(engine_.plan().options.degrees);
   training.plan_hash = plan::hash_of(engine_.plan());

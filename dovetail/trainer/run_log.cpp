@@ -38,7 +38,7 @@ std::string RunLog::position_text(int64_t step) const {
 void RunLog::step(const StepFacts& facts, const StepReport& report) {
   nlohmann::json line{{"step", facts.step},
                       {"loss", number(report.loss)},
-                      {"lr", facts.lr},
+                      {"lr", std::stod(fmt::format("{}", facts.lr))},  // the shortest that reads back
                       {"grad_norm", number(report.grad_norm)},
                       {"clip", report.clip_coefficient},
                       {"tokens", report.tokens},

@@ -1,8 +1,10 @@
 // Update operations: what an optimizer is made of.
 //
 // An optimizer is a list of operations that run in order on every parameter they apply to. An operation declares, per
-// parameter, the smallest unit that it needs complete, the fields it reads and writes, and the state it keeps. It is then
-// called once per unit (or, for element units, once per fragment held) with those fields; it knows no ranks. The engine
+// parameter, the smallest unit that it needs complete, the fields it reads and writes, and the
+// state it keeps. It is then
+// called once per unit (or, for element units, once per fragment held) with those fields; it knows
+// no ranks. The engine
 // runs it where the unit is whole and moves exactly the declared fields where it is not.
 #pragma once
 

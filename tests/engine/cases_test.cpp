@@ -1,4 +1,5 @@
-// Faults that users of sharded trainers reported, by number, and what else of their kind must work. The reference is one
+// Faults that users of sharded trainers reported, by number, and what else of their kind must
+// work. The reference is one
 // process that sees all ranks' data with loss = mean of the ranks' losses, without an engine.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -165,7 +166,8 @@ void check_tied() {
   for (int ranks : {2, 4}) {
     auto plain = std::make_shared<Model>();
     const auto want = reference_gradients(*plain, ranks, loss);
-    std::vector<at::Tensor> once{plain->a->weight, plain->b->weight, plain->b->bias};  // parameters() lists the tied one twice
+    // parameters() lists the tied one twice
+    std::vector<at::Tensor> once{plain->a->weight, plain->b->weight, plain->b->bias};
     torch::optim::AdamW optimizer(once, torch::optim::AdamWOptions(0.01).weight_decay(0));
     optimizer.step();
     comm::spawn(ranks, [&](comm::Group& world) {

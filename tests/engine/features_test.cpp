@@ -271,7 +271,8 @@ TEST(Misuse, IsOneErrorThatNamesTheThing) {
     expect_error<ConfigError>([&] { build(options(3, 1, 1), make_net()); }, {"3", "2"});
     expect_error<ConfigError>([&] { build(options(2, 1, 2), make_net()); }, {"2", "1"});
     expect_error<ConfigError>([&] { build(options(2, 2, 2, "fp8"), make_net()); }, {"fp8"});
-    expect_error<ConfigError>([&] { build(options(1, 1, 1), std::make_shared<ops::Linear>(3, 3)); }, {"weight", "Unit"});
+    auto no_unit = std::make_shared<ops::Linear>(3, 3);
+    expect_error<ConfigError>([&] { build(options(1, 1, 1), no_unit); }, {"weight", "Unit"});
     auto doubles = std::make_shared<LinearUnit>(3, 3);
     doubles->to(at::kDouble);
     expect_error<ConfigError>([&] { build(options(1, 1, 1), doubles); }, {"weight", "Double"});

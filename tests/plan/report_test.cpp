@@ -94,6 +94,7 @@ TEST(PlanReport, BadInstancesAreNamed) {
   };
   EXPECT_NE(error_of(instance_of("/no/such/file.json")).find("/no/such/file.json"),
             std::string::npos);
+  EXPECT_NE(error_of(instance_of(testing::TempDir())).find("cannot be read"), std::string::npos);
   EXPECT_NE(error("{\"zero1\": 5,").find("not JSON"), std::string::npos);
   EXPECT_NE(error("[]").find("zero1"), std::string::npos);
   EXPECT_NE(error(R"({"zero1":5})").find("tensors"), std::string::npos);

@@ -36,7 +36,8 @@ class Heartbeat {
   ~Heartbeat();
   Heartbeat(const Heartbeat&) = delete;
 
-  // A beat every deadline / 8, at least 0.2 s and at most 2 s apart. A rank that is silent for three is taken for dead.
+  // A beat every deadline / 8, at least 0.2 s and at most 2 s apart. A rank that is silent for
+  // three is taken for dead.
   static std::chrono::milliseconds interval(std::chrono::milliseconds deadline);
   static std::string beat_key(int rank) { return "beat/" + std::to_string(rank); }
 

@@ -35,7 +35,8 @@ struct WorldOptions {
 
   WorldBackend backend = WorldBackend::gloo;
   std::string interface{};  // network interface of the data connections
-  // Or the address to bind them to. Both empty: loopback where `address` is, else what this machine's name resolves to.
+  // Or the address to bind them to. Both empty: loopback where `address` is, else what this
+  // machine's name resolves to.
   std::string hostname{};
 
   int device = 0;           // the CUDA device of backend nccl
