@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 
+#include <csignal>
 #include <thread>
 
 #include "dovetail/base/error.h"
@@ -23,6 +24,14 @@ TEST(World, ImpossibleOptionsAreRefusedByName) {
   o.deadline = 0ms;
   EXPECT_THAT([&] { make_world(o); }, testing::ThrowsMessage<ConfigError>(HasSubstr("deadline of 0 ms")));
   EXPECT_THAT([] { parse_world_backend("mpi"); }, testing::ThrowsMessage<ConfigError>(HasSubstr("\"mpi\"")));
+}
+
+TEST(World, APeerThatClosesEndsNoProcessBySignal) {
+  std::signal(SIGPIPE, SIG_DFL);
+  make_world({.size = 1, .store = c10::make_intrusive<::c10d::HashStore>()});
+  struct sigaction now {};
+  ASSERT_EQ(sigaction(SIGPIPE, nullptr, &now), 0);
+  EXPECT_NE(now.sa_handler, SIG_DFL);
 }
 
 TEST(World, NcclIsRefusedWhereTorchHasNone) {

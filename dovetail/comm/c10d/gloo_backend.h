@@ -16,7 +16,8 @@ struct GlooOptions {
   std::chrono::milliseconds connect{60'000};
 };
 
-// Connects to all other ranks of the store. Throws what Gloo throws.
+// Connects to all other ranks of the store. Throws what Gloo throws. Where SIGPIPE has its default
+// action it is ignored from here on: writing to a peer that has closed is an error of that call.
 c10::intrusive_ptr<::c10d::Backend> make_gloo_backend(const c10::intrusive_ptr<::c10d::Store>& store, int rank,
                                                       int size, const GlooOptions& options);
 
