@@ -24,7 +24,7 @@ class BackendTransfer final : public Transfer {
   Outcome wait_once(Clock::time_point until) {
     // After a fault what has arrived can still be taken; only a longer wait is pointless.
     const bool hopeful = heartbeat_->begin_wait(work_, peer_);
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
     const auto limit = hopeful ? std::max(left, std::chrono::milliseconds(1)) : std::chrono::milliseconds(1);
     bool done = false, threw = false;
     try {

@@ -249,6 +249,8 @@ std::string Heartbeat::Pulse::describe_locked(int rank) const {
   if (seen.beat.empty()) return {};
   const std::string last = fmt::format("last seen in {}", seen.operation());
   if (silent(rank)) return fmt::format("no heartbeat for {} ms, {}", silence_ms(rank), last);
+  // Not "alive": it may have been killed since.
+  if (seen.state() == "alive") return fmt::format("heartbeat {} ms ago, {}", silence_ms(rank), last);
   return fmt::format("{}, {}", seen.state(), last);
 }
 
