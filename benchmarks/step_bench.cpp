@@ -27,9 +27,10 @@ using namespace dovetail;
 namespace {
 
 struct Options {
-  std::string size = "S", format = "fp32", out;
+  std::string size = "S", format = "fp32", optimizer = "adamw", unit = "matrix", out;
   int64_t sequence = 256, batch = 1, steps = 10, warm = 3, zero1 = 0, zero2 = 0, zero3 = 0;
   int prefetch = 1, pending = 1;
+  bool report = false;
 };
 
 double status_mib(const std::string& key) {
@@ -113,15 +114,18 @@ void run(const Options& o) {
   options.plan.prefetch = o.prefetch;
   options.plan.pending_reductions = o.pending;
   options.hints = model->specs();
-  OptimizerOptions adamw;
-  adamw.adamw.beta2 = 0.95;
-  adamw.rules.weight_decay = 0.1;
-  adamw.rules.decay_vectors = true;
+  OptimizerOptions optimizer{.name = o.optimizer};
+  optimizer.adamw.beta2 = 0.95;
+  optimizer.muon.unit = o.unit;
+  optimizer.rules.weight_decay = 0.1;
+  optimizer.rules.decay_vectors = true;
   Engine engine(std::shared_ptr<torch::nn::Module>(model, &model->module()), world, options,
-                make_optimizer(adamw, model->specs()));
+                make_optimizer(optimizer, model->specs()));
 
   std::vector<double> total, forward, backward, update, sent, loss;
-  const auto plan_sent = plan::sent_bytes(engine.plan(), world->rank(), {});
+  auto plan_sent = plan::sent_bytes(engine.plan(), world->rank(), {});
+  for (const auto& [field, bytes] : engine.predicted_fragment_bytes()) plan_sent.fragment += bytes;
+  if (o.report && world->rank() == 0) fmt::print("{}", engine.owner_report());
   for (int64_t step = 0; step < o.steps; ++step) {
     const auto [tokens, targets] = batch_of(o, step, world->rank(), model->vocabulary());
     if (step == 2) std::ofstream("/proc/self/clear_refs") << "5";  // steady-state peak, without the build
@@ -151,13 +155,15 @@ void run(const Options& o) {
   if (world->rank() != 0) return;
   auto tail = [&](const std::vector<double>& v) { return median({v.begin() + o.warm, v.end()}); };
   const plan::HeldBytes held = engine.held();
+  std::string system = o.format == "fp32" ? "dovetail" : "dovetail_bf16";
+  if (o.optimizer != "adamw") system += "_" + o.optimizer;
   const nlohmann::json line = {
-      {"system", o.format == "fp32" ? "dovetail" : "dovetail_bf16"}, {"size", o.size}, {"world", n},
+      {"system", system}, {"size", o.size}, {"world", n},
       {"step", tail(total)}, {"fwd", tail(forward)}, {"bwd", tail(backward)}, {"opt", tail(update)},
       {"tx_MiB_rank", tail(sent) / (1 << 20)}, {"plan_MiB_rank", plan_sent.total() / double(1 << 20)},
       {"rss_base", base}, {"rss_max", peak}, {"rss_peak_steady", hwm}, {"rss_before_model", base_rss},
       {"held_MiB", held.total() / double(1 << 20)}, {"slots_MiB", held.slots / double(1 << 20)},
-      {"loss", loss}, {"T", total}};
+      {"loss", loss}, {"T", total}, {"O", update}};
   if (!o.out.empty()) std::ofstream(o.out, std::ios::app) << line.dump() << "\n";
   fmt::print("{} {} N={} step {:.1f} ms (f {:.0f} b {:.0f} o {:.0f}) tx {:.1f} MiB planned {:.1f} "
              "rss {:.0f}->{:.0f} steady {:.0f} held {:.0f} slots {:.0f} loss {:.4f} {:.4f}\n",
@@ -182,6 +188,9 @@ int main(int argc, char** argv) {
   app.add_option("--zero3", o.zero3);
   app.add_option("--prefetch", o.prefetch);
   app.add_option("--pending", o.pending);
+  app.add_option("--optimizer", o.optimizer);
+  app.add_option("--unit", o.unit);
+  app.add_flag("--report", o.report);
   app.add_option("--out", o.out);
   CLI11_PARSE(app, argc, argv);
   try {

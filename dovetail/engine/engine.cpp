@@ -11,6 +11,7 @@
 #include "dovetail/engine/module_scan.h"
 #include "dovetail/engine/runner.h"
 #include "dovetail/engine/step.h"
+#include "dovetail/engine/update_plan.h"
 #include "dovetail/plan/schedule.h"
 
 namespace dovetail {
@@ -62,13 +63,17 @@ TensorSpec spec_of(const ScannedParameter& p, const std::vector<TensorSpec>& hin
   return spec;
 }
 
-std::vector<plan::GroupSpec> group_specs(const ScannedModel& model, const std::vector<TensorSpec>& hints) {
+std::vector<plan::GroupSpec> group_specs(const ScannedModel& model, const std::vector<TensorSpec>& hints,
+                                        const UpdateOps& ops) {
   std::vector<plan::GroupSpec> specs;
   for (const ScannedGroup& group : model.groups) {
     plan::GroupSpec spec;
     spec.name = group.name;
     spec.backward_needs_parameters = group.backward_needs_parameters;
-    for (const ScannedParameter& p : group.parameters) spec.tensors.push_back(spec_of(p, hints));
+    for (const ScannedParameter& p : group.parameters) {
+      spec.tensors.push_back(spec_of(p, hints));
+      spec.needs.push_back(update_needs(spec.tensors.back(), ops));
+    }
     specs.push_back(std::move(spec));
   }
   return specs;
@@ -86,10 +91,10 @@ class EngineImpl {
     model_ = scan(*root_);
     settle_initial(model_, options_.initial, *world);
     options_.plan.world = world->size();
-    context_.plan = plan::make_plan(options_.plan, group_specs(model_, options_.hints));
+    context_.plan = plan::make_plan(options_.plan, group_specs(model_, options_.hints, ops_));
     if (context_.plan.options.main != DType::f32)
       raise<ConfigError>("main weights: wanted fp32, got {}", name_of(context_.plan.options.main));
-    compare_plans(context_.plan, *world);
+    compare_plans(context_.plan, describe(ops_), *world);
     context_.position = plan::position_of(context_.degrees(), world->global_ranks()[world->rank()]);
     context_.ranks = make_rank_groups(std::move(world), context_.degrees());
     context_.pool = std::make_unique<SlotPool>(context_.allocator, context_.ledger, plan::pool_slots(context_.plan));
@@ -265,7 +270,7 @@ void Engine::inject_gradients(const std::vector<at::Tensor>& gradients) {
 ShardedState Engine::state() {
   impl_->runner_->check_idle("state");
   ShardedState out;
-  impl_->stepper_->list_state(out, impl_->context_.position.replica == 0);
+  impl_->stepper_->list_state(out);
   return out;
 }
 
@@ -273,11 +278,25 @@ plan::HeldBytes Engine::held() const {
   const Ledger& l = impl_->context_.ledger;
   return {.main = l.held(Role::main), .runtime = l.held(Role::runtime), .gradient = l.held(Role::gradient),
           .main_gradient = l.held(Role::main_gradient), .accumulator = l.held(Role::accumulator),
-          .state = l.held(Role::state), .slots = l.held(Role::slot)};
+          .state = l.held(Role::state), .slots = l.held(Role::slot),
+          .unit_state = l.held(Role::unit_state), .staging = l.held(Role::staging),
+          .workspace = l.held(Role::workspace)};
 }
 
 plan::HeldBytes Engine::predicted_held() const {
-  return plan::held_bytes(plan(), impl_->context_.rank(), engine_detail::Stepper::state_bytes(plan(), impl_->ops_));
+  return engine_detail::held_bytes(plan(), impl_->stepper_->update(), impl_->context_.rank());
+}
+
+const std::map<std::string, int64_t>& Engine::fragment_bytes_sent() const { return impl_->stepper_->sent(); }
+
+std::map<std::string, int64_t> Engine::predicted_fragment_bytes() const {
+  const engine_detail::UpdatePlan& update = impl_->stepper_->update();
+  return plan::fragment_bytes(plan(), update.demands, update.owners, impl_->context_.rank());
+}
+
+std::string Engine::owner_report() const {
+  const engine_detail::UpdatePlan& update = impl_->stepper_->update();
+  return plan::owner_report(plan(), update.demands, update.owners);
 }
 
 }  // namespace dovetail

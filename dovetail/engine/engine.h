@@ -25,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -132,6 +133,11 @@ class Engine {
   const Ledger& ledger() const;
   plan::HeldBytes held() const;
   plan::HeldBytes predicted_held() const;
+  // Bytes of update fragments that this rank has sent so far, by field, and those of one step by the plan.
+  const std::map<std::string, int64_t>& fragment_bytes_sent() const;
+  std::map<std::string, int64_t> predicted_fragment_bytes() const;
+  // Who runs which unit of the update (plan::owner_report).
+  std::string owner_report() const;
 
  private:
   std::shared_ptr<engine_detail::EngineImpl> impl_;

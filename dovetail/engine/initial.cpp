@@ -77,9 +77,9 @@ void settle_initial(const ScannedModel& model, InitialWeights how, comm::Group& 
   compare(items, world);
 }
 
-void compare_plans(const plan::Plan& plan, comm::Group& world) {
+void compare_plans(const plan::Plan& plan, const std::string& optimizer, comm::Group& world) {
   if (world.size() == 1) return;
-  const std::string text = plan::to_text(plan);
+  const std::string text = plan::to_text(plan) + "optimizer " + optimizer + "\n";
   const uint64_t mine = hash64(text);
   const auto hashes = world.gather_bytes(std::as_bytes(std::span(&mine, 1)), identity("hash of the plan"));
   if (std::all_of(hashes.begin(), hashes.end(), [&](const auto& h) { return h == hashes[0]; })) return;

@@ -12,7 +12,8 @@ namespace dovetail::engine_detail {
 // rank 0's bytes replace all others'. Collective.
 void settle_initial(const ScannedModel& model, InitialWeights how, comm::Group& world);
 
-// Compares the plan's text over the world; throws PlanError naming the first line that differs. Collective.
-void compare_plans(const plan::Plan& plan, comm::Group& world);
+// Compares the plan's text and the optimizer's description over the world; throws PlanError naming the first line that
+// differs. Collective.
+void compare_plans(const plan::Plan& plan, const std::string& optimizer, comm::Group& world);
 
 }  // namespace dovetail::engine_detail

@@ -67,6 +67,8 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
   if (!all_gathered_ && !(training && plan::stays_gathered(context_.plan, g))) groups_[g]->release();
   if (depth_ == 0 && !training && !all_gathered_)
     for (auto& group : groups_) group->release();
+  // More was gathered at once than a step ever does.
+  if (context_.pool->in_use() == 0) context_.pool->restore(plan::pool_slots(context_.plan));
 }
 
 void Runner::forward_failed() noexcept {
@@ -328,6 +330,8 @@ void Runner::release_all() {
   check_idle("release_all");
   all_gathered_ = false;
   for (auto& group : groups_) group->release();
+  // More was gathered at once than a step ever does.
+  if (context_.pool->in_use() == 0) context_.pool->restore(plan::pool_slots(context_.plan));
 }
 
 std::vector<int64_t> Runner::observed_order() const {

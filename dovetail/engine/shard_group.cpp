@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "dovetail/base/error.h"
@@ -57,7 +58,7 @@ void ShardGroup::lay_out() {
       for (const plan::PlaneSpec& plane : format.planes) {
         s.runtime_offset.push_back(runtime);
         s.whole_offset.push_back(whole);
-        runtime += plane.bytes_of(layout.shard3);
+        if (!plan::encodes_at_gather(context_.plan, format)) runtime += plane.bytes_of(layout.shard3);
         whole += plane.bytes_of(layout.size());
       }
       s.main_offset = main;
@@ -122,15 +123,19 @@ void ShardGroup::adopt(int64_t index, at::Tensor leaf) {
   DT_CHECK(false, "parameter {} has no place in group {}", context_.plan.tensors[index].name, title());
 }
 
+void ShardGroup::encode_into(const GroupSegment& s, std::byte* zero3_shard) {
+  if (s.main.empty()) return;
+  DT_CHECK(s.format.name == "bf16" && context_.plan.options.main == DType::f32, "format {}", s.format.name);
+  auto* target = reinterpret_cast<uint16_t*>(zero3_shard) + s.main.begin % s.layout->shard3;
+  const auto* source = reinterpret_cast<const float*>(main_.data() + s.main_offset);
+  encode_bf16({source, static_cast<size_t>(s.main.size())}, {target, static_cast<size_t>(s.main.size())});
+  context_.ledger.copied(CopyReason::encode, s.main.size() * 2);
+}
+
 void ShardGroup::encode() {
   for (const GroupSegment& s : segments_) {
-    if (s.format.is_plain(context_.plan.options.main) || s.main.empty()) continue;
-    DT_CHECK(s.format.name == "bf16" && context_.plan.options.main == DType::f32, "format {}", s.format.name);
-    const int64_t first = s.main.begin % s.layout->shard3;
-    auto* target = reinterpret_cast<uint16_t*>(runtime_.data() + s.runtime_offset[0]) + first;
-    const auto* source = reinterpret_cast<const float*>(main_.data() + s.main_offset);
-    encode_bf16({source, static_cast<size_t>(s.main.size())}, {target, static_cast<size_t>(s.main.size())});
-    context_.ledger.copied(CopyReason::encode, s.main.size() * 2);
+    if (s.format.is_plain(context_.plan.options.main)) continue;
+    if (!plan::encodes_at_gather(context_.plan, s.format)) encode_into(s, runtime_.data() + s.runtime_offset[0]);
   }
 }
 
@@ -174,6 +179,12 @@ void ShardGroup::start_gather(bool backward) {
       plane.shard = runtime_.data() + s.runtime_offset[j];
       plane.whole = gather_slot_ ? gather_slot_.data() + s.whole_offset[j] : nullptr;
       plane.slices = even_slices(ranks.size(), spec.bytes_of(s.layout->shard3));
+      if (plan::encodes_at_gather(context_.plan, s.format) && !empty()) {
+        DT_CHECK(plane.whole != nullptr && s.format.planes.size() == 1, "nowhere to encode {}", title());
+        std::byte* own = plane.whole + plane.slices[ranks.rank()].begin;
+        encode_into(s, own);
+        plane.shard = own;
+      }
       if (j == 0) {
         first_planes.push_back(planes.size());
         gathered_segment_.push_back(i);
@@ -210,9 +221,19 @@ void ShardGroup::unbind_all() {
 
 void ShardGroup::open_gradient() {
   DT_CHECK(gradient_state_ == GradientState::closed, "the gradient of {} is open already", title());
-  gradient_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).gradient);
+  // Kernels write the shard itself where it is the whole gradient in their format and holds nothing of this step yet.
+  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ &&
+            std::all_of(segments_.begin(), segments_.end(),
+                        [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
+  if (!direct_) gradient_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).gradient);
   for (GroupParameter& p : parameters_) p.contributions = 0;
   gradient_state_ = GradientState::open;
+}
+
+std::byte* ShardGroup::written_at(const GroupParameter& p) const {
+  const GroupSegment& s = segments_[p.segment];
+  std::byte* base = direct_ ? gradient_.data() + s.gradient_offset : gradient_slot_.data() + s.slot_offset;
+  return base + p.placement.offset * size_of(s.format.gradient);
 }
 
 at::Tensor ShardGroup::contribution(GroupParameter& p, bool& fresh) {
@@ -220,17 +241,13 @@ at::Tensor ShardGroup::contribution(GroupParameter& p, bool& fresh) {
   if (gradient_state_ == GradientState::closed) open_gradient();
   fresh = p.contributions++ == 0;
   p.contributed = true;
-  const GroupSegment& s = segments_[p.segment];
-  std::byte* at = gradient_slot_.data() + s.slot_offset + p.placement.offset * size_of(s.format.gradient);
-  return tensor_at(at, p.leaf.sizes(), s.format.gradient);
+  return tensor_at(written_at(p), p.leaf.sizes(), segments_[p.segment].format.gradient);
 }
 
 void ShardGroup::zero_missing() {
   for (const GroupParameter& p : parameters_) {
     if (p.contributions > 0) continue;
-    const GroupSegment& s = segments_[p.segment];
-    const int64_t item = size_of(s.format.gradient);
-    std::memset(gradient_slot_.data() + s.slot_offset + p.placement.offset * item, 0, p.placement.numel * item);
+    std::memset(written_at(p), 0, p.placement.numel * size_of(segments_[p.segment].format.gradient));
   }
 }
 
@@ -251,6 +268,10 @@ void ShardGroup::start_reduce(bool sync) {
   if (gradient_state_ == GradientState::closed) open_gradient();
   DT_CHECK(gradient_state_ == GradientState::open, "the gradient of {} is being reduced already", title());
   zero_missing();
+  if (direct_) {
+    gradient_state_ = GradientState::reducing;
+    return;
+  }
   const bool local = plan::accumulates_locally(context_.plan);
   if (local) accumulate_slot();
   if (local && !sync) {

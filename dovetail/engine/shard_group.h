@@ -1,10 +1,9 @@
 // One group on one rank: its storage and its state machine.
 //
 // Storage, one allocation per role for all segments, one behind the other:
-//   runtime        zero3 shard, every plane of the format
-//   main           zero1 shard; where the runtime format is the plain array of the main dtype
-// there is no allocation and
-//                  main weights are views of the runtime shard
+//   runtime        zero3 shard, every plane of the format; none where plan::encodes_at_gather()
+//   main           zero1 shard; where the runtime format is the plain array of the main dtype there is no
+//                  allocation and main weights are views of the runtime shard
 //   gradient       zero2 shard, fp32; main_gradient: zero1 shard, the same memory where zero1 == zero2
 //   accumulator    whole gradient, fp32, only with local accumulation over zero2 > 1
 // Whole runtime parameters and gradients as kernels write them lie in slots of the pool while they are needed.
@@ -102,7 +101,9 @@ class ShardGroup {
 
  private:
   void lay_out();
+  void encode_into(const GroupSegment& segment, std::byte* zero3_shard);  // this rank's zero1 part
   void bind(const std::vector<const std::byte*>& planes);
+  std::byte* written_at(const GroupParameter& p) const;  // where the open gradient is written
   void zero_missing();
   void accumulate_slot();
 
@@ -123,6 +124,7 @@ class ShardGroup {
   GradientState gradient_state_ = GradientState::closed;
   SlotPool::Slot gradient_slot_, scratch_slot_;
   std::vector<comm::WorkHandle> reduce_work_;
+  bool direct_ = false;             // the open gradient is written into the shard
   bool gradient_valid_ = false;     // the shard holds something of this step
   bool accumulator_valid_ = false;  // so does the accumulator
 };

@@ -9,8 +9,9 @@
 namespace dovetail::engine_detail {
 namespace {
 
-// What ranks tell one another once a step: the norm's partial sum, which parameters got a gradient, and the order in
-// which units ran. Replicas hold the same gradients: only the first one's sums count.
+// What ranks tell one another once a step: the norm's partial sum, which parameters got a gradient,
+// and the order in which units ran. Replicas hold the same gradients: only the first one's sums
+// count.
 struct StepMessage {
   ReproducibleSum::Bytes partial;
   std::vector<uint8_t> contributed;  // per parameter
@@ -18,73 +19,46 @@ struct StepMessage {
 
   std::vector<std::byte> pack() const {
     std::vector<std::byte> out(partial.begin(), partial.end());
-    const auto flags = std::as_bytes(std::span(contributed)), units = std::as_bytes(std::span(order));
+    const auto flags = std::as_bytes(std::span(contributed)),
+               units = std::as_bytes(std::span(order));
     out.insert(out.end(), flags.begin(), flags.end());
     out.insert(out.end(), units.begin(), units.end());
     return out;
   }
 };
 
-void fill(std::byte* data, DType dtype, int64_t count, float value) {
-  if (value == 0) return;  // new memory is zero
-  DT_CHECK(dtype == DType::f32, "an initial value other than 0 for state of dtype {}", name_of(dtype));
-  std::fill_n(reinterpret_cast<float*>(data), count, value);
-}
-
-bool is_whole_everywhere(const Unit& unit, const plan::Degrees& degrees) {
-  return unit.kind == UnitKind::element || degrees.zero1 == 1;
-}
-
 }  // namespace
 
 Stepper::Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions norm, uint64_t seed)
-    : context_(context), runner_(runner), ops_(std::move(ops)), norm_(norm), seed_(seed) {
-  updates_ = plan_updates(ops_, context.plan.tensors);
-  for (size_t i = 0; i < updates_.size(); ++i) {
-    const TensorSpec& t = context.plan.tensors[i];
-    for (size_t op : updates_[i].ops)
-      if (!is_whole_everywhere(ops_[op]->unit(t), context.degrees()))
-        raise<ConfigError>("optimizer: {} needs units of {} that zero1 = {} may cut; wanted an "
-                           "element-wise operation or zero1 = 1", ops_[op]->name(), t.name, context.degrees().zero1);
+    : context_(context),
+      runner_(runner),
+      ops_(std::move(ops)),
+      update_(plan_update(context.plan, ops_)),
+      norm_(norm),
+      seed_(seed),
+      state_(context, runner.groups(), update_, ops_),
+      units_{
+          context, update_, ops_, state_, std::vector<ParameterPlace>(context.plan.tensors.size()),
+          {},      {}},
+      next_op_(context.plan.tensors.size()) {
+  for (auto& group : runner.groups())
+    for (const GroupParameter& p : group->parameters()) units_.places[p.index] = {group.get(), &p};
+  plan::HeldBytes need;
+  plan::add_unit_bytes(context.plan, update_.demands, update_.owners, context.rank(), need);
+  workspace_ = Buffer(context.allocator, context.ledger, need.workspace, Role::workspace);
+  units_.workspace = {workspace_.data(), static_cast<size_t>(need.workspace)};
+  std::vector<int64_t> slots(plan::kBatchesInFlight);
+  for (size_t b = 0; b < update_.batches.size(); ++b) {
+    batches_.emplace_back(units_, b);
+    int64_t& slot = slots[b % slots.size()];
+    slot = std::max(slot, batches_.back().staging_bytes());
   }
-  fields_.resize(context.plan.groups.size());
-  for (int64_t g = 0; g < std::ssize(fields_); ++g) allocate(g);
+  for (int64_t slot : slots)
+    staging_.emplace_back(context.allocator, context.ledger, slot, Role::staging);
 }
 
-void Stepper::allocate(int64_t g) {
-  ShardGroup& group = *runner_.groups()[g];
-  for (const GroupParameter& p : group.parameters()) {
-    for (const StateField& f : updates_[p.index].state) {
-      auto [it, fresh] = fields_[g].try_emplace(f.name);
-      if (fresh) {
-        it->second.dtype = f.dtype;
-        it->second.buffer =
-            Buffer(context_.allocator, context_.ledger, group.main_elements() * size_of(f.dtype), Role::state);
-      }
-      if (it->second.dtype != f.dtype)
-        raise<ConfigError>("optimizer: state {} is {} for one parameter of {} and {} for {}", f.name,
-                           name_of(it->second.dtype), group.title(), name_of(f.dtype),
-                           context_.plan.tensors[p.index].name);
-      fill(it->second.buffer.data() + group.main_position(p) * size_of(f.dtype), f.dtype,
-           p.chain.held(Level::zero1).size(), f.initial);
-    }
-  }
-}
-
-std::vector<int64_t> Stepper::state_bytes(const plan::Plan& plan, const UpdateOps& ops) {
-  std::vector<int64_t> bytes;
-  for (const ParameterUpdate& update : plan_updates(ops, plan.tensors)) {
-    bytes.push_back(0);
-    for (const StateField& f : update.state) bytes.back() += size_of(f.dtype);
-  }
-  return bytes;
-}
-
-StepResult Stepper::step(float lr, double grad_scale) {
-  runner_.check_idle("step");
+ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
   auto& groups = runner_.groups();
-  for (auto& group : groups) group->reduce_main();
-
   StepMessage message;
   message.contributed.resize(context_.plan.tensors.size());
   message.order = runner_.observed_order();
@@ -98,10 +72,11 @@ StepResult Stepper::step(float lr, double grad_scale) {
     }
   }
   message.partial = sum.to_bytes();
-  const auto all = context_.ranks.world->gather_bytes(message.pack(), context_.identity(comm::Phase::norm, -1));
+  const auto all =
+      context_.ranks.world->gather_bytes(message.pack(), context_.identity(comm::Phase::norm, -1));
 
   std::vector<std::byte> partials;
-  std::vector<bool> contributed(message.contributed.size());
+  contributed.assign(message.contributed.size(), false);
   bool same_order = true;
   const size_t flags_at = ReproducibleSum::kBytes, order_at = flags_at + contributed.size();
   for (size_t r = 0; r < all.size(); ++r) {
@@ -112,55 +87,112 @@ StepResult Stepper::step(float lr, double grad_scale) {
       if (all[r][flags_at + i] != std::byte{0}) contributed[i] = true;
     same_order &= std::equal(all[r].begin() + order_at, all[r].end(), all[0].begin() + order_at);
   }
+  if (same_order) runner_.adopt_order(message.order);
+  return clip_by_global_norm(partials, norm_, grad_scale);
+}
 
-  const ClipResult clip = clip_by_global_norm(partials, norm_, grad_scale);
-  StepResult result{.grad_norm = clip.norm, .clip_coefficient = clip.coefficient, .skipped = !clip.finite};
+StepResult Stepper::step(float lr, double grad_scale) {
+  runner_.check_idle("step");
+  for (auto& group : runner_.groups()) group->reduce_main();
+  std::vector<bool> contributed;
+  const ClipResult clip = measure(grad_scale, contributed);
+  StepResult result{
+      .grad_norm = clip.norm, .clip_coefficient = clip.coefficient, .skipped = !clip.finite};
   if (clip.finite) {
-    const StepContext step{.step = context_.steps + 1, .lr = lr, .grad_scale = clip.grad_scale, .seed = seed_};
-    for (int64_t g = 0; g < std::ssize(groups); ++g)
-      for (const GroupParameter& p : groups[g]->parameters())
-        if (contributed[p.index] && p.leaf.requires_grad() && groups[g]->has_gradient()) run_ops(g, p, step);
+    std::vector<bool> takes_part(contributed.size());
+    for (auto& group : runner_.groups())
+      for (const GroupParameter& p : group->parameters())
+        takes_part[p.index] =
+            contributed[p.index] && p.leaf.requires_grad() && group->has_gradient();
+    update({.step = context_.steps + 1, .lr = lr, .grad_scale = clip.grad_scale, .seed = seed_},
+           takes_part);
     ++context_.steps;
     runner_.mark_stale();
   }
-  if (same_order) runner_.adopt_order(message.order);
   runner_.drop_gradients();
   return result;
 }
 
-Field Stepper::field_of(int64_t g, const GroupParameter& p, const std::string& name) const {
-  const ShardGroup& group = *runner_.groups()[g];
-  if (name == kWeight) return {kWeight, context_.plan.options.main, group.main_at(p)};
-  if (name == kGrad) return {kGrad, DType::f32, reinterpret_cast<std::byte*>(group.main_gradient_at(p))};
-  const auto it = fields_[g].find(name);
-  DT_CHECK(it != fields_[g].end(), "field {} of {}", name, context_.plan.tensors[p.index].name);
-  const GroupField& f = it->second;
-  return {it->first, f.dtype, f.buffer.data() + group.main_position(p) * size_of(f.dtype)};
+bool Stepper::updates(size_t batch, int64_t parameter, const std::vector<bool>& takes_part) const {
+  if (!takes_part[parameter]) return false;
+  const TensorSpec& t = context_.plan.tensors[parameter];
+  const auto op = static_cast<size_t>(update_.batches[batch].op);
+  const auto& ops = update_.updates[parameter].ops;
+  return std::find(ops.begin(), ops.end(), op) != ops.end() && ops_[op]->unit(t).is_assembled();
 }
 
-void Stepper::run_ops(int64_t g, const GroupParameter& p, const StepContext& context) {
-  const TensorSpec& spec = context_.plan.tensors[p.index];
-  const Interval own = p.chain.held(Level::zero1);
-  if (own.empty()) return;
-  for (size_t op : updates_[p.index].ops) {
-    std::vector<Field> fields;
-    for (const FieldUse& use : ops_[op]->uses(spec)) fields.push_back(field_of(g, p, use.name));
-    ops_[op]->run({.tensor = &spec, .index = p.index, .elements = own, .fields = fields}, context);
+// Three batches are under way at a time: one's fragments arrive and one's results go back while one
+// is computed.
+void Stepper::update(const StepContext& step, const std::vector<bool>& takes_part) {
+  std::fill(next_op_.begin(), next_op_.end(), 0);
+  unfinished_ = 0;
+  const auto& batches = update_.batches;
+  size_t started = 0;
+  auto start_next = [&] {
+    start(started, step, takes_part);
+    ++started;
+  };
+  if (!batches.empty()) start_next();
+  // What needs no unit, while the first fragments travel.
+  for (int64_t p = 0; p < std::ssize(takes_part); ++p) {
+    const auto& ops = update_.updates[p].ops;
+    const TensorSpec& t = context_.plan.tensors[p];
+    if (takes_part[p] && std::none_of(ops.begin(), ops.end(),
+                                      [&](size_t op) { return ops_[op]->unit(t).is_assembled(); }))
+      advance(p, step);
+  }
+  for (size_t b = 0; b < batches.size(); ++b) {
+    if (started == b) start_next();
+    // A second operation of one group waits for the results of the first.
+    if (started == b + 1 && started < batches.size() && batches[started].group != batches[b].group)
+      start_next();
+    batches_[b].compute(step);
+  }
+  while (unfinished_ < batches.size()) finish(unfinished_, step, takes_part);
+}
+
+void Stepper::start(size_t batch, const StepContext& step, const std::vector<bool>& takes_part) {
+  const auto& batches = update_.batches;
+  const size_t slots = staging_.size();
+  while (unfinished_ < batch &&
+         (unfinished_ + slots <= batch || batches[batch - 1].group == batches[batch].group))
+    finish(unfinished_, step, takes_part);
+  for (const GroupParameter& p : runner_.groups()[batches[batch].group]->parameters())
+    if (updates(batch, p.index, takes_part)) advance(p.index, step);
+  batches_[batch].start(staging_[batch % slots].data(), takes_part);
+}
+
+void Stepper::finish(size_t batch, const StepContext& step, const std::vector<bool>& takes_part) {
+  DT_CHECK_EQ(batch, unfinished_);
+  batches_[batch].finish();
+  ++unfinished_;
+  for (const GroupParameter& p : runner_.groups()[update_.batches[batch].group]->parameters()) {
+    if (!updates(batch, p.index, takes_part)) continue;
+    ++next_op_[p.index];
+    advance(p.index, step);
   }
 }
 
-void Stepper::list_state(ShardedState& out, bool writer) const {
-  for (int64_t g = 0; g < std::ssize(fields_); ++g) {
-    for (const GroupParameter& p : runner_.groups()[g]->parameters()) {
-      const TensorSpec& spec = context_.plan.tensors[p.index];
-      std::vector<std::string> names{std::string(kWeight)};
-      for (const StateField& f : updates_[p.index].state) names.push_back(f.name);
-      for (const std::string& name : names) {
-        const Field f = field_of(g, p, name);
-        out.push_back({.tensor = spec.name, .field = name, .shape = spec.shape, .dtype = f.dtype,
-                       .elements = p.chain.held(Level::zero1), .data = f.data, .writer = writer});
-      }
-    }
+void Stepper::advance(int64_t parameter, const StepContext& step) {
+  const TensorSpec& spec = context_.plan.tensors[parameter];
+  const ParameterPlace& place = units_.places[parameter];
+  const Interval own = place.parameter->chain.held(Level::zero1);
+  const auto& ops = update_.updates[parameter].ops;
+  size_t& next = next_op_[parameter];
+  for (; next < ops.size() && !ops_[ops[next]]->unit(spec).is_assembled(); ++next) {
+    if (own.empty()) continue;
+    const UpdateOp& op = *ops_[ops[next]];
+    std::vector<Field> fields;
+    for (const FieldUse& use : op.uses(spec))
+      fields.push_back(state_.field(*place.group, *place.parameter, use.name));
+    op.run({.tensor = &spec,
+            .index = parameter,
+            .place = {.first = own.begin, .rows = 1, .columns = own.size(), .stride = own.size()},
+            .unit = -1,
+            .row_stride = own.size(),
+            .fields = fields,
+            .workspace = {}},
+           step);
   }
 }
 

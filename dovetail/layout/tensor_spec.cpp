@@ -4,6 +4,8 @@
 #include <array>
 #include <utility>
 
+#include <fmt/ranges.h>
+
 #include "dovetail/base/error.h"
 
 namespace dovetail {
@@ -42,6 +44,18 @@ int64_t TensorSpec::row() const {
   int64_t n = 1;
   for (size_t d = 1; d < shape.size(); ++d) n *= shape[d];
   return std::max<int64_t>(1, n);
+}
+
+void validate_nodes(const TensorSpec& t, const TensorNodes& n) {
+  if (n.name.empty()) raise<ConfigError>("{}: a kind of nodes has no name", t.name);
+  const int dims = t.kind == ParamKind::expert ? 1 : 2;  // a fused expert weight has no columns of its own
+  if (n.dim < 0 || n.dim >= dims || n.dim >= std::ssize(t.shape))
+    raise<ConfigError>("{}: wanted nodes \"{}\" along dimension 0{} of [{}], got dimension {}", t.name, n.name,
+                       dims == 2 ? " or 1" : "", fmt::join(t.shape, ", "), n.dim);
+  if (n.edges.size() < 2 || n.edges.front() != 0 || n.edges.back() != t.shape[n.dim] ||
+      !std::is_sorted(n.edges.begin(), n.edges.end()))
+    raise<ConfigError>("{}: wanted edges of nodes \"{}\" ascending from 0 to {}, got [{}]", t.name, n.name,
+                       t.shape[n.dim], fmt::join(n.edges, ", "));
 }
 
 ParamKind kind_of_shape(const std::vector<int64_t>& shape) {

@@ -36,4 +36,12 @@ void decode_bf16(std::span<const uint16_t> source, std::span<float> target) {
          static_cast<int64_t>(source.size()));
 }
 
+bool bf16_products_in_hardware() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16");  // every CPU with AMX has it too
+#else
+  return true;
+#endif
+}
+
 }  // namespace dovetail

@@ -23,6 +23,9 @@ constexpr float f32_from_bf16(uint16_t bits) {
   return std::bit_cast<float>(static_cast<uint32_t>(bits) << 16);
 }
 
+// Whether this CPU multiplies bf16 values (AVX512_BF16, AMX); else products are faster in fp32.
+bool bf16_products_in_hardware();
+
 // Source and target have the same size and do not overlap.
 void encode_bf16(std::span<const float> source, std::span<uint16_t> target);
 void decode_bf16(std::span<const uint16_t> source, std::span<float> target);

@@ -64,18 +64,10 @@ void narrow_into(const at::Tensor& source, const at::Tensor& target) {
            [&](int64_t r) { encode_bf16({in + r * from, columns}, {out + r * to, columns}); });
 }
 
-bool cpu_multiplies_bf16() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16");  // every CPU with AMX has it too
-#else
-  return true;
-#endif
-}
-
 }  // namespace
 
 GemmPath bf16_gemm_path() {
-  static const GemmPath path = cpu_multiplies_bf16() ? GemmPath::aten : GemmPath::widen;
+  static const GemmPath path = bf16_products_in_hardware() ? GemmPath::aten : GemmPath::widen;
   return path;
 }
 

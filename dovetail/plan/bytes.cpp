@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "dovetail/base/error.h"
+#include "dovetail/base/math.h"
 #include "dovetail/plan/schedule.h"
 
 namespace dovetail::plan {
@@ -15,11 +16,12 @@ GridPosition checked_position(const Plan& plan, int64_t rank) {
   return position_of(plan.options.degrees, rank);
 }
 
-int64_t most_state(const BucketPlan& bucket, const std::vector<int64_t>& state_bytes) {
-  int64_t most = 0;
-  for (const SegmentLayout& s : bucket.segments)
-    for (const Placement& p : s.placements) most = std::max(most, state_bytes.at(p.tensor));
-  return most;
+int64_t state_of(const SegmentLayout& s, Interval own, const std::vector<std::vector<StateShape>>& state) {
+  int64_t bytes = 0;
+  for (const Placement& p : s.placements)
+    for (const StateShape& field : state[p.tensor])
+      bytes += ceil_div(intersect(own, p.interval()).size(), field.per) * field.bytes;
+  return bytes;
 }
 
 void check_shape(const Plan& plan, const StepShape& shape) {
@@ -56,13 +58,17 @@ class SegmentTraffic {
 
 }  // namespace
 
-int64_t HeldBytes::total() const { return main + runtime + gradient + main_gradient + accumulator + state + slots; }
+int64_t HeldBytes::total() const {
+  return main + runtime + gradient + main_gradient + accumulator + state + slots + unit_state + staging + workspace;
+}
 
-int64_t SentBytes::total() const { return refresh + gather_forward + gather_backward + reduce + reduce_main; }
+int64_t SentBytes::total() const {
+  return refresh + gather_forward + gather_backward + reduce + fragment + reduce_main;
+}
 
-HeldBytes held_bytes(const Plan& plan, int64_t rank, const std::vector<int64_t>& state_bytes) {
-  if (state_bytes.size() != plan.tensors.size())
-    raise<ConfigError>("state bytes: wanted {} tensors, got {}", plan.tensors.size(), state_bytes.size());
+HeldBytes held_bytes(const Plan& plan, int64_t rank, const std::vector<std::vector<StateShape>>& state) {
+  if (state.size() != plan.tensors.size())
+    raise<ConfigError>("state bytes: wanted {} tensors, got {}", plan.tensors.size(), state.size());
   const Degrees& d = plan.options.degrees;
   const int64_t q = zero1_shard(d, checked_position(plan, rank));
   HeldBytes held;
@@ -72,11 +78,11 @@ HeldBytes held_bytes(const Plan& plan, int64_t rank, const std::vector<int64_t>&
       for (const SegmentLayout& s : bucket.segments) {
         const int64_t own = s.zero1_interval(q).size();
         if (!format.is_plain(plan.options.main)) held.main += own * size_of(plan.options.main);
-        held.runtime += format.bytes_of(s.shard3);
+        if (!encodes_at_gather(plan, format)) held.runtime += format.bytes_of(s.shard3);
         held.gradient += 4 * s.shard2;
         if (d.zero1 != d.zero2) held.main_gradient += 4 * own;
         if (accumulates_locally(plan)) held.accumulator += 4 * s.size();
-        held.state += own * most_state(bucket, state_bytes);
+        held.state += state_of(s, s.zero1_interval(q), state);
       }
     }
   }

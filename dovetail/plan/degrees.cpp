@@ -73,6 +73,11 @@ int64_t zero1_shard(const Degrees& d, const GridPosition& p) {
   return zero2_shard(d, p) * (d.zero1 / d.zero2) + p.i1;
 }
 
+int64_t rank_of(const Degrees& d, int64_t shard, int64_t replica) {
+  const int64_t n2 = d.zero2 / d.zero3, n1 = d.zero1 / d.zero2;
+  return rank_at(d, {.i3 = shard / n1 / n2, .i2 = shard / n1 % n2, .i1 = shard % n1, .replica = replica});
+}
+
 std::vector<std::vector<int>> rank_groups(const Degrees& d, int64_t world, RankGroup kind) {
   validate(d, world);
   std::vector<std::vector<int>> groups;

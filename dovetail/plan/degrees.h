@@ -34,6 +34,8 @@ int64_t rank_at(const Degrees& degrees, const GridPosition& position);
 int64_t zero3_shard(const Degrees& degrees, const GridPosition& p);
 int64_t zero2_shard(const Degrees& degrees, const GridPosition& p);
 int64_t zero1_shard(const Degrees& degrees, const GridPosition& p);
+// The rank that holds a zero1 shard in one replica.
+int64_t rank_of(const Degrees& degrees, int64_t zero1_shard, int64_t replica);
 
 // The process groups: lists of ranks that partition the world, each in shard order.
 enum class RankGroup : uint8_t {

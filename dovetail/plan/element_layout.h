@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dovetail/layout/segment.h"
+#include "dovetail/plan/boundary.h"
 #include "dovetail/plan/degrees.h"
 #include "dovetail/plan/ragged.h"
 
@@ -20,12 +21,6 @@ struct LayoutTensor {
   // Edges of the units of the update, ascending from 0 to numel: boundaries had better fall on
   // them. Empty: any element is as good as another.
   std::vector<int64_t> unit_edges;
-};
-
-enum class Boundary : uint8_t {
-  block,  // boundaries respect blocks; among equal shards the order that cuts units cheapest is
-          // taken
-  unit,   // boundaries respect units too, whatever padding that costs (units must be evenly spaced)
 };
 
 struct LayoutRequest {

@@ -26,6 +26,7 @@ void validate(const TensorSpec& t) {
   if (t.heads < 0 || t.heads_dim < 0)
     raise<ConfigError>("{}: wanted heads and their dimension to be at least 0, got {} and {}", t.name, t.heads,
                        t.heads_dim);
+  for (const TensorNodes& n : t.nodes) validate_nodes(t, n);
 }
 
 namespace {
@@ -37,6 +38,9 @@ void check_groups(const std::vector<GroupSpec>& groups) {
     if (group.name.empty() && g + 1 != groups.size())
       raise<ConfigError>("groups: wanted the root group last, got it as number {} of {}", g, groups.size());
     if (!group_names.insert(group.name).second) raise<ConfigError>("groups: two are named \"{}\"", group.name);
+    if (!group.needs.empty() && group.needs.size() != group.tensors.size())
+      raise<ConfigError>("group \"{}\": wanted the needs of {} tensors, got {}", group.name, group.tensors.size(),
+                         group.needs.size());
     for (const TensorSpec& t : group.tensors) {
       validate(t);
       if (!tensor_names.insert(t.name).second)
@@ -46,24 +50,33 @@ void check_groups(const std::vector<GroupSpec>& groups) {
   }
 }
 
-int64_t block_of(const TensorSpec& t, const PlanOptions& options, const Format& format) {
-  const int64_t own = block_elements(t, options.block), whole = std::max<int64_t>(1, t.numel());
-  // A multiple beyond the tensor makes it rigid, whatever its size.
-  const int64_t factor = format.block / std::gcd(own, format.block);
-  return factor > whole / own ? whole : own * factor;
+int64_t block_of(const TensorSpec& t, const UpdateNeeds& needs, const PlanOptions& options, const Format& format) {
+  int64_t block = block_elements(t, options.block);
+  const int64_t whole = std::max<int64_t>(1, t.numel());
+  for (int64_t other : {format.block, needs.block}) {
+    if (other < 1) raise<ConfigError>("{}: wanted blocks of at least 1 element, got {}", t.name, other);
+    // A multiple beyond the tensor makes it rigid, whatever its size.
+    const int64_t factor = other / std::gcd(block, other);
+    block = factor > whole / block ? whole : block * factor;
+  }
+  return block;
 }
 
 // The layout of tensors[first..] as one bucket.
-BucketPlan plan_bucket(const PlanOptions& options, const Format& format, const std::vector<TensorSpec>& tensors,
-                       int64_t first) {
+BucketPlan plan_bucket(const PlanOptions& options, const Format& format, const GroupSpec& group, int64_t first) {
   BucketPlan bucket{format.name, {}};
   LayoutRequest request;
-  for (const TensorSpec& t : tensors)
-    request.tensors.push_back({t.name, t.numel(), block_of(t, options, format), {}});
+  for (size_t i = 0; i < group.tensors.size(); ++i) {
+    const TensorSpec& t = group.tensors[i];
+    const UpdateNeeds needs = group.needs.empty() ? UpdateNeeds{} : group.needs[i];
+    request.tensors.push_back({t.name, t.numel(), block_of(t, needs, options, format),
+                               options.boundary == Boundary::any ? std::vector<int64_t>{} : needs.unit_edges});
+  }
   if (request.tensors.empty()) return bucket;
   request.degrees = options.degrees;
   request.alignment = options.alignment;
   request.max_segments = options.segments;
+  request.boundary = options.boundary;
   bucket.segments = lay_out(request).segments;
   for (SegmentLayout& s : bucket.segments)
     for (Placement& p : s.placements) p.tensor += first;
@@ -103,7 +116,7 @@ Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups)
     plan.groups.push_back({.name = spec.name,
                            .backward_needs_parameters = spec.backward_needs_parameters,
                            .keep_after_forward = keeps_after_forward(options, groups, g),
-                           .buckets = {plan_bucket(options, format, spec.tensors, first)}});
+                           .buckets = {plan_bucket(options, format, spec, first)}});
   }
   return plan;
 }

@@ -11,6 +11,7 @@
 #include "dovetail/layout/block.h"
 #include "dovetail/layout/segment.h"
 #include "dovetail/layout/tensor_spec.h"
+#include "dovetail/plan/boundary.h"
 #include "dovetail/plan/degrees.h"
 #include "dovetail/plan/format.h"
 
@@ -22,6 +23,7 @@ struct PlanOptions {
   DType main = DType::f32;             // main weights
   std::string format = "fp32";         // runtime parameters and the gradients that kernels write
   BlockKind block = BlockKind::element;
+  Boundary boundary = Boundary::block;  // unit: pad so that no unit of the update is cut
   int64_t alignment = 64;              // elements: tensors start at multiples of it
   int segments = 1;                    // at most this many a bucket
   bool reshard_after_forward = true;
@@ -35,11 +37,20 @@ struct PlanOptions {
 void validate(const PlanOptions& options);
 void validate(const TensorSpec& tensor);
 
+// What the update of one tensor asks of its layout.
+struct UpdateNeeds {
+  int64_t block = 1;  // elements that no boundary may cut, counted from the tensor's start
+  // Ascending from 0 to numel: where a boundary costs no exchange; empty: anywhere.
+  std::vector<int64_t> unit_edges = {};
+  bool operator==(const UpdateNeeds&) const = default;
+};
+
 // A group as the caller describes it.
 struct GroupSpec {
   std::string name;                    // module path; "" is the root group
   std::vector<TensorSpec> tensors;
   bool backward_needs_parameters = true;  // false: its backward reads no parameter (an embedding)
+  std::vector<UpdateNeeds> needs = {};    // per tensor; empty: none
   bool operator==(const GroupSpec&) const = default;
 };
 
@@ -65,8 +76,8 @@ struct Plan {
 };
 
 // Groups in forward order; the root group (may be empty of tensors), if any, last and named "". One bucket a
-// group, of the runtime format; each tensor's block is the lcm of its own (block_elements) and the format's, or
-// the whole tensor where that is larger. A group without tensors has one bucket without segments; a group
+// group, of the runtime format; each tensor's block is the lcm of its own (block_elements), the format's and the
+// update's, or the whole tensor where that is larger. A group without tensors has one bucket without segments; a group
 // whose tensors have no elements has segments of size 0. Blocks and tensor numbers follow from the model and the
 // block kind alone; offsets and shard sizes depend on the degrees.
 // Kept after forward: the root group, the group before it (its backward comes next), all groups

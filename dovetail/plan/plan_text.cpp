@@ -15,15 +15,19 @@ constexpr int64_t kMostInt = std::numeric_limits<int>::max();
 
 std::string options_text(const PlanOptions& o) {
   return fmt::format(
-      "world {}\ndegrees {} {} {}\nmain {}\nformat {}\nblock {}\nalignment {}\nsegments {}\n"
+      "world {}\ndegrees {} {} {}\nmain {}\nformat {}\nblock {}\nboundary {}\nalignment {}\nsegments {}\n"
       "reshard_after_forward {}\nprefetch {}\npending_reductions {}\nlocal_accumulation {}\n",
       o.world, o.degrees.zero1, o.degrees.zero2, o.degrees.zero3, name_of(o.main), o.format, name_of(o.block),
-      o.alignment, o.segments, o.reshard_after_forward, o.prefetch, o.pending_reductions, o.local_accumulation);
+      name_of(o.boundary), o.alignment, o.segments, o.reshard_after_forward, o.prefetch, o.pending_reductions,
+      o.local_accumulation);
 }
 
 std::string tensor_text(size_t index, const TensorSpec& t) {
-  return fmt::format("tensor {} {} {} {} heads {} along {}\n", index, quoted_name(t.name), name_of(t.kind),
-                     list_text(t.shape), t.heads, t.heads_dim);
+  std::string text = fmt::format("tensor {} {} {} {} heads {} along {}", index, quoted_name(t.name), name_of(t.kind),
+                                 list_text(t.shape), t.heads, t.heads_dim);
+  for (const TensorNodes& n : t.nodes)
+    text += fmt::format(" nodes {} along {} {}", quoted_name(n.name), n.dim, list_text(n.edges));
+  return text + "\n";
 }
 
 std::string segment_text(const SegmentLayout& s) {
@@ -102,6 +106,8 @@ class PlanReader {
     o.format = at_line([&] { return format_named(reader_.word("a format")).name; });
     fact("block");
     o.block = at_line([&] { return parse_block_kind(reader_.word("a block")); });
+    fact("boundary");
+    o.boundary = at_line([&] { return parse_boundary(reader_.word("any, block or unit")); });
     o.alignment = (fact("alignment"), reader_.number(1));
     o.segments = (fact("segments"), static_cast<int>(reader_.number(1, 3)));
     o.reshard_after_forward = (fact("reshard_after_forward"), reader_.boolean());
@@ -122,6 +128,14 @@ class PlanReader {
     t.heads = reader_.number();
     reader_.expect("along");
     t.heads_dim = static_cast<int>(reader_.number(0, kMostInt));
+    while (reader_.peek() == "nodes") {
+      reader_.expect("nodes");
+      TensorNodes n{.name = reader_.name(), .dim = 0, .edges = {}};
+      reader_.expect("along");
+      n.dim = static_cast<int>(reader_.number(0, kMostInt));
+      n.edges = reader_.list();
+      t.nodes.push_back(std::move(n));
+    }
     at_line([&] { validate(t); });
     plan_.tensors.push_back(std::move(t));
   }

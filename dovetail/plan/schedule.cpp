@@ -228,6 +228,11 @@ PlaneUse gathered_planes(const Plan& plan, int64_t group, bool backward) {
   return {.forward = !backward, .backward = backward || stays_gathered(plan, group)};
 }
 
+bool encodes_at_gather(const Plan& plan, const Format& format) {
+  const Degrees& d = plan.options.degrees;
+  return d.zero3 > 1 && d.zero1 == d.zero3 && !format.is_plain(plan.options.main);
+}
+
 bool accumulates_locally(const Plan& plan) { return plan.options.local_accumulation && plan.options.degrees.zero2 > 1; }
 
 SlotBytes slot_bytes(const Plan& plan, int64_t group) {

@@ -56,6 +56,9 @@ bool gathers_in_forward(const Plan& plan, int64_t group);      // zero3 > 1 and 
 bool stays_gathered(const Plan& plan, int64_t group);          // gathered, kept by the plan, and read by its backward
 bool gathers_in_backward(const Plan& plan, int64_t group);     // gathered, read by its backward, and did not stay
 PlaneUse gathered_planes(const Plan& plan, int64_t group, bool backward);  // forward: all that is read while it stays
+// Zero1 shards that are zero3 shards need no runtime shard: main weights are encoded into the own slice of the gather
+// buffer each time. Not where they are the runtime shard, nor where nothing is gathered.
+bool encodes_at_gather(const Plan& plan, const Format& format);
 bool accumulates_locally(const Plan& plan);                    // local_accumulation and zero2 > 1
 
 // Bytes of the kinds of slots of a group, the same on all ranks. Segments lie one behind the other in a slot.

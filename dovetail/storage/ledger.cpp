@@ -11,6 +11,9 @@ std::string_view name_of(Role role) {
     case Role::accumulator: return "accumulator";
     case Role::state: return "state";
     case Role::slot: return "slot";
+    case Role::unit_state: return "unit_state";
+    case Role::staging: return "staging";
+    case Role::workspace: return "workspace";
   }
   return "?";
 }

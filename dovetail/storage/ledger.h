@@ -8,8 +8,9 @@
 
 namespace dovetail {
 
-enum class Role : uint8_t { main, runtime, gradient, main_gradient, accumulator, state, slot };
-inline constexpr int kRoles = 7;
+enum class Role : uint8_t { main, runtime, gradient, main_gradient, accumulator, state, slot, unit_state, staging,
+                            workspace };
+inline constexpr int kRoles = 10;
 std::string_view name_of(Role role);
 
 // Why bytes were copied outside of collectives and update operations.

@@ -25,6 +25,14 @@ SlotPool::Slot SlotPool::acquire(int64_t bytes) {
   return slot;
 }
 
+void SlotPool::restore(const std::vector<int64_t>& sizes) {
+  if (policy_.sizes() == sizes) return;
+  DT_CHECK_EQ(in_use(), 0, "slots in use");
+  buffers_.clear();
+  policy_ = SlotPolicy(sizes);
+  for (int64_t bytes : sizes) buffers_.emplace_back(allocator_, ledger_, bytes, Role::slot);
+}
+
 SlotPool::Slot& SlotPool::Slot::operator=(Slot&& other) noexcept {
   if (this != &other) {
     reset();

@@ -37,6 +37,8 @@ class SlotPool {
 
   // Contents are whatever the slot's last user left.
   Slot acquire(int64_t bytes);
+  // Back to slots of these sizes, after slots were enlarged or added. No slot may be in use; contents are lost.
+  void restore(const std::vector<int64_t>& sizes);
   int64_t in_use() const { return policy_.in_use_count(); }
   const std::vector<int64_t>& sizes() const { return policy_.sizes(); }
 

@@ -45,26 +45,46 @@ struct TrainConfig {
 };
 
 struct OptimizerConfig {
-  std::string name = "adamw";       // or "sgd"
+  std::string name = "adamw";       // or "adam8", "sgd", "muon", "shampoo"; the latter two leave vectors and
+                                    // embeddings to adamw
   double lr = 1e-3;                 // peak
   std::string schedule = "cosine";  // "constant", "cosine", "linear", "wsd"
   int64_t warmup_steps = 0;
   double lr_floor = 0;                           // at the last step
   int64_t decay_steps = 0;                       // wsd
   std::string tail = "linear";                   // wsd
-  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw
+  double beta1 = 0.9, beta2 = 0.95, eps = 1e-8;  // adamw, adam8
   double momentum = 0, dampening = 0;            // sgd
   bool nesterov = false;                         // sgd
   double weight_decay = 0.1;
   bool decay_vectors = false;
-  std::vector<ParameterRule> rules;  // [[optimizer.rules]] pattern, lr_scale, weight_decay
+  std::vector<ParameterRule> rules;  // [[optimizer.rules]] pattern, lr_scale, weight_decay, optimizer
+};
+
+// See update/muon.h.
+struct MuonConfig {
+  double momentum = 0.95;
+  bool nesterov = true;
+  int64_t steps = 5;
+  std::string scale = "match_rms_adamw";  // or "original"
+  std::string unit = "matrix";            // or "head", or the name of other nodes
+};
+
+// See update/shampoo.h.
+struct ShampooConfig {
+  double beta1 = 0.9, beta2 = 0.99;
+  double epsilon = 1e-6;
+  int64_t block = 1024;
+  int64_t every = 10;             // steps between roots
+  std::string grafting = "rmsprop";  // or "none", "sgd"
 };
 
 struct ShardConfig {
   int64_t zero1 = 0, zero2 = 0, zero3 = 0;  // 0: all ranks
   std::string block = "element";
+  std::string boundary = "block";  // of shards: "unit": pad so that no unit of the update is cut; or "any"
   std::string format = "fp32";  // runtime parameters and gradients of kernels: "fp32", "bf16"
-  std::string main = "fp32";    // main weights
+  std::string main = "fp32";    // main weights; nothing else yet
   int64_t alignment = 64, segments = 1;
   bool reshard_after_forward = true;
   int64_t prefetch = 1, pending_reductions = 1;
@@ -98,6 +118,8 @@ struct Config {
   DataConfig data;
   TrainConfig train;
   OptimizerConfig optimizer;
+  MuonConfig muon;
+  ShampooConfig shampoo;
   ShardConfig shard;
   CommConfig comm;
   CheckpointConfig checkpoint;

@@ -55,7 +55,7 @@ void visit(V& v, TrainConfig& c) {
 
 template <class V>
 void visit(V& v, OptimizerConfig& c) {
-  v("name", c.name, one_of({"adamw", "sgd"}));
+  v("name", c.name, one_of({"adamw", "adam8", "sgd", "muon", "shampoo"}));
   v("lr", c.lr, above(0));
   v("schedule", c.schedule, one_of({"constant", "cosine", "linear", "wsd"}));
   v("warmup_steps", c.warmup_steps, at_least(0));
@@ -74,13 +74,33 @@ void visit(V& v, OptimizerConfig& c) {
 }
 
 template <class V>
+void visit(V& v, MuonConfig& c) {
+  v("momentum", c.momentum, between(0, 1));
+  v("nesterov", c.nesterov);
+  v("steps", c.steps, between(1, 100));
+  v("scale", c.scale, one_of({"original", "match_rms_adamw"}));
+  v("unit", c.unit);
+}
+
+template <class V>
+void visit(V& v, ShampooConfig& c) {
+  v("beta1", c.beta1, between(0, 1));
+  v("beta2", c.beta2, between(0, 1));
+  v("epsilon", c.epsilon, above(0));
+  v("block", c.block, between(1, 65536));
+  v("every", c.every, at_least(1));
+  v("grafting", c.grafting, one_of({"none", "sgd", "rmsprop"}));
+}
+
+template <class V>
 void visit(V& v, ShardConfig& c) {
   v("zero1", c.zero1, at_least(0));
   v("zero2", c.zero2, at_least(0));
   v("zero3", c.zero3, at_least(0));
   v("block", c.block);
+  v("boundary", c.boundary, one_of({"any", "block", "unit"}));
   v("format", c.format, one_of({"fp32", "bf16"}));
-  v("main", c.main, one_of({"fp32", "bf16"}));
+  v("main", c.main, one_of({"fp32"}));
   v("alignment", c.alignment, at_least(1));
   v("segments", c.segments, between(1, 3));
   v("reshard_after_forward", c.reshard_after_forward);
@@ -118,6 +138,8 @@ void sections(Config& c, F&& section) {
   section("data", c.data);
   section("train", c.train);
   section("optimizer", c.optimizer);
+  section("muon", c.muon);
+  section("shampoo", c.shampoo);
   section("shard", c.shard);
   section("comm", c.comm);
   section("checkpoint", c.checkpoint);

@@ -39,6 +39,7 @@ class TableWriter {
       std::string item = fmt::format("{{ pattern = {}, lr_scale = {}", quoted_name(rule.pattern),
                                      number(rule.lr_scale));
       if (rule.weight_decay) item += fmt::format(", weight_decay = {}", number(*rule.weight_decay));
+      if (!rule.optimizer.empty()) item += ", optimizer = " + quoted_name(rule.optimizer);
       items.push_back(item + " }");
     }
     line(key, fmt::format("[{}]", fmt::join(items, ", ")));

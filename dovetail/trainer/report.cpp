@@ -82,7 +82,8 @@ std::string chart(const ReportData& data, const char* key, const char* title, co
 std::vector<double> roles_of(const plan::HeldBytes& h) {
   std::vector<double> values;
   for (int64_t bytes :
-       {h.main, h.runtime, h.gradient, h.main_gradient, h.accumulator, h.state, h.slots})
+       {h.main, h.runtime, h.gradient, h.main_gradient, h.accumulator, h.state + h.unit_state, h.slots,
+        h.staging + h.workspace})
     values.push_back(static_cast<double>(bytes));
   return values;
 }
@@ -95,7 +96,8 @@ std::string memory_chart(const ReportData& data) {
                  {"main gradient", "#ffd43b"},
                  {"accumulator", "#e64980"},
                  {"optimizer state", "#2f9e44"},
-                 {"slots", "#adb5bd"}},
+                 {"slots", "#adb5bd"},
+                 {"units of the update", "#7950f2"}},
                 {}};
   for (size_t rank = 0; rank < data.held.size(); ++rank)
     bars.bars.push_back({fmt::format("rank {}", rank), roles_of(data.held[rank])});

@@ -75,13 +75,25 @@ LrSchedule schedule_of(const OptimizerConfig& config, int64_t steps) {
   return schedule;
 }
 
-OptimizerOptions optimizer_options(const OptimizerConfig& config) {
+OptimizerOptions optimizer_options(const Config& all) {
+  const OptimizerConfig& config = all.optimizer;
   OptimizerOptions options;
   options.name = config.name;
   options.adamw = {config.beta1, config.beta2, config.eps};
   options.sgd.momentum = config.momentum;
   options.sgd.dampening = config.dampening;
   options.sgd.nesterov = config.nesterov;
+  options.muon.momentum = all.muon.momentum;
+  options.muon.nesterov = all.muon.nesterov;
+  options.muon.iteration.steps = static_cast<int>(all.muon.steps);
+  options.muon.scale = parse_muon_scale(all.muon.scale);
+  options.muon.unit = all.muon.unit;
+  options.shampoo.beta1 = all.shampoo.beta1;
+  options.shampoo.beta2 = all.shampoo.beta2;
+  options.shampoo.epsilon = all.shampoo.epsilon;
+  options.shampoo.block = all.shampoo.block;
+  options.shampoo.every = all.shampoo.every;
+  options.shampoo.grafting = parse_grafting(all.shampoo.grafting);
   options.rules = {config.weight_decay, config.decay_vectors, config.rules};
   return options;
 }
@@ -94,6 +106,7 @@ plan::PlanOptions plan_options(const ShardConfig& config, int64_t ranks) {
   options.main = parse_dtype(config.main);
   options.format = config.format;
   options.block = parse_block_kind(config.block);
+  options.boundary = plan::parse_boundary(config.boundary);
   options.alignment = config.alignment;
   options.segments = static_cast<int>(config.segments);
   options.reshard_after_forward = config.reshard_after_forward;

@@ -28,7 +28,7 @@ RankShare share_of(const TrainConfig& config, int64_t rank, int64_t ranks);
 std::unique_ptr<models::Model> make_model(const Config& config, int64_t data_vocab);
 
 LrSchedule schedule_of(const OptimizerConfig& config, int64_t steps);
-OptimizerOptions optimizer_options(const OptimizerConfig& config);
+OptimizerOptions optimizer_options(const Config& config);
 plan::PlanOptions plan_options(const ShardConfig& config, int64_t ranks);
 EngineOptions engine_options(const Config& config, const models::Model& model, int64_t ranks);
 

@@ -97,9 +97,10 @@ TrainingRun::TrainingRun(Config config, std::shared_ptr<comm::Group> world)
   batch_at(*order_, 0, share_.batch(), last_batch());
   model_ = make_model(config_, stream.vocab_size());
   const EngineOptions options = engine_options(config_, *model_, world_->size());
-  UpdateOps optimizer = make_optimizer(optimizer_options(config_.optimizer), model_->specs());
+  const OptimizerOptions optimizer = optimizer_options(config_);
   engine_ = std::make_unique<Engine>(model_->module().shared_from_this(), world_, options,
-                                     std::move(optimizer));
+                                     make_optimizer(optimizer, model_->specs()));
+  if (leads()) optimizer_table_ = optimizer_rules(optimizer).table(model_->specs());
   checkpoints_.emplace(
       *engine_, *world_,
       CheckpointOptions{folder_ + "/checkpoints", config_.checkpoint.keep, to_toml(config_)});
@@ -136,6 +137,7 @@ bool TrainingRun::resume() {
 }
 
 void TrainingRun::train(const StopSignal* stop) {
+  if (leads()) write_file(folder_ + "/optimizer.txt", optimizer_table_ + "\n" + engine_->owner_report());
   if (leads())
     log_ = std::make_unique<RunLog>(folder_ + "/metrics.jsonl", progress_.step, config_.train.steps,
                                     config_.train.log_every);

@@ -41,6 +41,7 @@ class TrainingRun {
 
   const Progress& progress() const { return progress_; }
   Engine& engine() { return *engine_; }
+  comm::Group& world() { return *world_; }
 
  private:
   StepReport train_one_step(const StopSignal* stop);
@@ -55,6 +56,7 @@ class TrainingRun {
 
   const Config config_;
   const std::string folder_;
+  std::string optimizer_table_;  // rank 0: which parameter uses which optimizer
   std::shared_ptr<comm::Group> world_;
   std::unique_ptr<models::Model> model_;
   std::optional<Split> data_;

@@ -77,14 +77,14 @@ std::vector<StateField> AdamW::state(const TensorSpec&) const {
   return {{std::string(kM), DType::f32, 0}, {std::string(kV), DType::f32, 0}};
 }
 
-double AdamW::cost(const TensorSpec&, int64_t elements) const {
-  return 16.0 * static_cast<double>(elements);
+double AdamW::cost(const TensorSpec&, const UnitPlace& place) const {
+  return 16.0 * static_cast<double>(place.numel());
 }
 
-void AdamW::run(const Fragment& fragment, const StepContext& context) const {
-  const auto coefficients = adamw_coefficients(options_, rules_.factors(*fragment.tensor), context);
-  adamw_update(coefficients, fragment.f32(kWeight), fragment.f32(kGrad), fragment.f32(kM),
-               fragment.f32(kV));
+void AdamW::run(const UnitView& view, const StepContext& context) const {
+  const auto coefficients = adamw_coefficients(options_, rules_.factors(*view.tensor), context);
+  adamw_update(coefficients, view.f32(kWeight), view.f32(kGrad), view.f32(kM),
+               view.f32(kV));
 }
 
 std::string AdamW::describe() const {

@@ -49,12 +49,12 @@ class AdamW final : public UpdateOp {
   AdamW(AdamWOptions options, ParameterRules rules);
 
   std::string_view name() const override { return "adamw"; }
-  bool applies_to(const TensorSpec&) const override { return true; }
+  bool applies_to(const TensorSpec& tensor) const override { return rules_.selects(name(), tensor); }
   Unit unit(const TensorSpec&) const override { return {}; }
   std::vector<FieldUse> uses(const TensorSpec& tensor) const override;
   std::vector<StateField> state(const TensorSpec& tensor) const override;
-  double cost(const TensorSpec& tensor, int64_t elements) const override;
-  void run(const Fragment& fragment, const StepContext& context) const override;
+  double cost(const TensorSpec& tensor, const UnitPlace& place) const override;
+  void run(const UnitView& view, const StepContext& context) const override;
   std::string describe() const override;
 
  private:

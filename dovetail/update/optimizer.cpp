@@ -1,21 +1,43 @@
 #include "dovetail/update/optimizer.h"
 
 #include <algorithm>
+#include <iterator>
+#include <set>
 #include <unordered_set>
 
 #include "dovetail/base/error.h"
+#include "dovetail/update/adam8.h"
 
 namespace dovetail {
 namespace {
 
 std::string show(const StateField& field) {
-  return fmt::format("{} starting at {}", name_of(field.dtype), field.initial);
+  const char* per = field.per == StateField::Per::unit    ? ", per unit"
+                    : field.per == StateField::Per::block ? ", per block"
+                                                          : "";
+  return fmt::format("{} starting at {}{}", name_of(field.dtype), field.initial, per);
 }
 
 const StateField* find(const std::vector<StateField>& fields, std::string_view name) {
   const auto at = std::find_if(fields.begin(), fields.end(),
                                [&](const StateField& f) { return f.name == name; });
   return at == fields.end() ? nullptr : &*at;
+}
+
+void check_per(const UpdateOp& op, const TensorSpec& tensor, const StateField& field) {
+  if (field.per == StateField::Per::block && field.block < 1)
+    raise<ConfigError>(
+        "operation {}: state field \"{}\" of {}: wanted blocks of at least 1 element, got {}",
+        op.name(), field.name, tensor.name, field.block);
+  if (field.per != StateField::Per::unit) return;
+  const Unit unit = op.unit(tensor);
+  const size_t units = unit.is_assembled() ? unit_places(tensor, unit).size() : 0;
+  if (!unit.is_assembled() || field.unit_values.size() != units)
+    raise<ConfigError>(
+        "operation {}: state field \"{}\" of {} is kept per unit: wanted an assembled unit and a "
+        "size for "
+        "each of its {} units, got units of kind {} and {} sizes",
+        op.name(), field.name, tensor.name, units, unit.describe(), field.unit_values.size());
 }
 
 void add_state(const UpdateOp& op, const TensorSpec& tensor, std::vector<StateField>& state) {
@@ -25,6 +47,7 @@ void add_state(const UpdateOp& op, const TensorSpec& tensor, std::vector<StateFi
     if (field.name == kWeight || field.name == kGrad)
       raise<ConfigError>("operation {} calls a state field of {} \"{}\", which every parameter has",
                          op.name(), tensor.name, field.name);
+    check_per(op, tensor, field);
     if (!names.insert(field.name).second)
       raise<ConfigError>("operation {} lists state field \"{}\" of {} twice", op.name(), field.name,
                          tensor.name);
@@ -40,24 +63,67 @@ void add_state(const UpdateOp& op, const TensorSpec& tensor, std::vector<StateFi
 
 void check_uses(const UpdateOp& op, const TensorSpec& tensor,
                 const std::vector<StateField>& state) {
+  const bool assembled = op.unit(tensor).is_assembled();
+  std::unordered_set<std::string> names;
   for (const FieldUse& use : op.uses(tensor)) {
-    if (use.name == kGrad && use.access != Access::read)
-      raise<ConfigError>("operation {} writes \"grad\" of {}, which is read-only", op.name(),
+    const StateField* field = find(state, use.name);
+    if (!names.insert(use.name).second)
+      raise<ConfigError>("operation {} lists field \"{}\" of {} twice", op.name(), use.name,
                          tensor.name);
-    if (use.name != kWeight && use.name != kGrad && !find(state, use.name))
+    if (use.name != kWeight && use.name != kGrad && !field)
       raise<ConfigError>("operation {} uses field \"{}\" of {}, which no operation keeps",
                          op.name(), use.name, tensor.name);
+    if (field && field->per == StateField::Per::unit)
+      raise<ConfigError>(
+          "operation {} lists field \"{}\" of {} among those it uses; it is kept per unit, and "
+          "only the "
+          "operation that keeps it sees it",
+          op.name(), use.name, tensor.name);
+    if (field && field->per == StateField::Per::block && assembled)
+      raise<ConfigError>(
+          "operation {} wants field \"{}\" of {} for units of kind {}; it is kept per block, which "
+          "does "
+          "not travel",
+          op.name(), use.name, tensor.name, op.unit(tensor).describe());
+    if (use.travels_as_bf16 && (!use.writes() || (field && field->dtype != DType::f32)))
+      raise<ConfigError>(
+          "operation {}: field \"{}\" of {} can travel as bf16 only if it is fp32 and written",
+          op.name(), use.name, tensor.name);
   }
 }
 
 }  // namespace
 
+ParameterRules optimizer_rules(const OptimizerOptions& options) {
+  RuleOptions rules = options.rules;
+  const bool matrices_only = options.name == "muon" || options.name == "shampoo";
+  rules.matrices = options.name;
+  rules.others = matrices_only ? "adamw" : options.name;
+  return ParameterRules(std::move(rules));
+}
+
 UpdateOps make_optimizer(const OptimizerOptions& options, std::span<const TensorSpec> tensors) {
-  ParameterRules rules(options.rules);
+  const ParameterRules rules = optimizer_rules(options);
   rules.check_used(tensors);
-  if (options.name == "adamw") return {std::make_shared<AdamW>(options.adamw, std::move(rules))};
-  if (options.name == "sgd") return {std::make_shared<Sgd>(options.sgd, std::move(rules))};
-  raise<ConfigError>("optimizer must be adamw or sgd, got \"{}\"", options.name);
+  std::set<std::string> used{options.name};
+  if (tensors.empty() && options.name != "sgd" && options.name != "adam8") used.insert("adamw");
+  for (const TensorSpec& t : tensors) used.insert(rules.factors(t).optimizer);
+  UpdateOps ops;
+  for (const std::string& name : used) {
+    if (name == "adamw")
+      ops.push_back(std::make_shared<AdamW>(options.adamw, rules));
+    else if (name == "adam8")
+      ops.push_back(std::make_shared<Adam8>(options.adamw, rules));
+    else if (name == "sgd")
+      ops.push_back(std::make_shared<Sgd>(options.sgd, rules));
+    else if (name == "muon")
+      std::ranges::copy(make_muon(options.muon, rules), std::back_inserter(ops));
+    else if (name == "shampoo")
+      std::ranges::copy(make_shampoo(options.shampoo, rules), std::back_inserter(ops));
+    else
+      raise<ConfigError>("optimizer: wanted one of {}; got \"{}\"", kOptimizers, name);
+  }
+  return ops;
 }
 
 std::vector<ParameterUpdate> plan_updates(const UpdateOps& ops,

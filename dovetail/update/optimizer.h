@@ -6,18 +6,29 @@
 #include <vector>
 
 #include "dovetail/update/adamw.h"
+#include "dovetail/update/muon.h"
 #include "dovetail/update/op.h"
 #include "dovetail/update/rules.h"
 #include "dovetail/update/sgd.h"
+#include "dovetail/update/shampoo.h"
 
 namespace dovetail {
 
 struct OptimizerOptions {
-  std::string name = "adamw";  // "adamw" or "sgd"
-  AdamWOptions adamw = {};     // read for "adamw"
-  SgdOptions sgd = {};         // read for "sgd"
-  RuleOptions rules = {};
+  // Of all parameters, or of the matrices: "muon" and "shampoo" leave vectors and embeddings to "adamw".
+  // A rule can give any parameter any of kOptimizers.
+  std::string name = "adamw";
+  AdamWOptions adamw = {};  // also of adam8
+  SgdOptions sgd = {};
+  MuonOptions muon = {};
+  ShampooOptions shampoo = {};
+  RuleOptions rules = {};  // `matrices` and `others` are filled in
 };
+
+inline constexpr std::string_view kOptimizers = "adamw, adam8, sgd, muon, shampoo";
+
+// The rules with `matrices` and `others` filled in: what every parameter uses, see ParameterRules::table.
+ParameterRules optimizer_rules(const OptimizerOptions& options);
 
 // Throws ConfigError for an unknown name and whatever the operations refuse. With `tensors`, the
 // trainable and frozen parameters of the model, rules that match none of them are refused as well.
@@ -34,7 +45,8 @@ struct ParameterUpdate {
 // - no operation applies to a tensor,
 // - a state field is called "weight" or "grad", or an operation lists a name twice,
 // - two operations give one name different schemas on the same tensor,
-// - an operation uses a field that none of the tensor's operations keeps, or writes "grad".
+// - an operation uses a field that none of the tensor's operations keeps, or in a way that its units
+//   or the field's kind forbid.
 std::vector<ParameterUpdate> plan_updates(const UpdateOps& ops,
                                           std::span<const TensorSpec> tensors);
 

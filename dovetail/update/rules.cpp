@@ -28,13 +28,20 @@ ParameterRules::ParameterRules(RuleOptions options) : options_(std::move(options
 
 ParameterFactors ParameterRules::factors(const TensorSpec& tensor) const {
   const bool decays = options_.decay_vectors || tensor.kind != ParamKind::vector;
-  ParameterFactors result{1, decays ? options_.weight_decay : 0, -1};
+  const bool matrix = tensor.kind != ParamKind::vector && tensor.kind != ParamKind::embedding;
+  ParameterFactors result{1, decays ? options_.weight_decay : 0, -1, matrix ? options_.matrices : options_.others};
   for (size_t i = 0; i < options_.rules.size(); ++i) {
     const ParameterRule& rule = options_.rules[i];
     if (!matches(rule.pattern, tensor.name)) continue;
-    return {rule.lr_scale, rule.weight_decay.value_or(result.weight_decay), static_cast<int>(i)};
+    return {rule.lr_scale, rule.weight_decay.value_or(result.weight_decay), static_cast<int>(i),
+            rule.optimizer.empty() ? result.optimizer : rule.optimizer};
   }
   return result;
+}
+
+bool ParameterRules::selects(std::string_view optimizer, const TensorSpec& tensor) const {
+  const std::string chosen = factors(tensor).optimizer;
+  return chosen.empty() || chosen == optimizer;
 }
 
 void ParameterRules::check_used(std::span<const TensorSpec> tensors) const {
@@ -51,9 +58,12 @@ void ParameterRules::check_used(std::span<const TensorSpec> tensors) const {
 std::string ParameterRules::describe() const {
   std::string text = fmt::format("weight_decay={} decay_vectors={}", options_.weight_decay,
                                  options_.decay_vectors);
+  if (!options_.matrices.empty() || !options_.others.empty())
+    text += fmt::format(" matrices={} others={}", options_.matrices, options_.others);
   for (const ParameterRule& rule : options_.rules) {
     text += fmt::format(" rule=\"{}\":lr_scale={}", rule.pattern, rule.lr_scale);
     if (rule.weight_decay) text += fmt::format(",weight_decay={}", *rule.weight_decay);
+    if (!rule.optimizer.empty()) text += ",optimizer=" + rule.optimizer;
   }
   return text;
 }
@@ -61,13 +71,13 @@ std::string ParameterRules::describe() const {
 std::string ParameterRules::table(std::span<const TensorSpec> tensors) const {
   size_t width = std::string_view("parameter").size();
   for (const TensorSpec& tensor : tensors) width = std::max(width, tensor.name.size());
-  std::string text = fmt::format("{:<{}}  {:>8}  {:>12}  {}\n", "parameter", width, "lr_scale",
+  std::string text = fmt::format("{:<{}}  {:<9}  {:>8}  {:>12}  {}\n", "parameter", width, "optimizer", "lr_scale",
                                  "weight_decay", "rule");
   for (const TensorSpec& tensor : tensors) {
     const ParameterFactors f = factors(tensor);
     const std::string rule =
         f.rule < 0 ? "default" : fmt::format("{} (\"{}\")", f.rule, options_.rules[f.rule].pattern);
-    text += fmt::format("{:<{}}  {:>8}  {:>12}  {}\n", tensor.name, width, f.lr_scale,
+    text += fmt::format("{:<{}}  {:<9}  {:>8}  {:>12}  {}\n", tensor.name, width, f.optimizer, f.lr_scale,
                         f.weight_decay, rule);
   }
   return text;

@@ -95,17 +95,17 @@ std::vector<StateField> Sgd::state(const TensorSpec&) const {
   return {{std::string(kBuffer), DType::f32, 0}};
 }
 
-double Sgd::cost(const TensorSpec&, int64_t elements) const {
-  return (options_.momentum == 0 ? 7.0 : 10.0) * static_cast<double>(elements);
+double Sgd::cost(const TensorSpec&, const UnitPlace& place) const {
+  return (options_.momentum == 0 ? 7.0 : 10.0) * static_cast<double>(place.numel());
 }
 
-void Sgd::run(const Fragment& fragment, const StepContext& context) const {
-  const auto coefficients = sgd_coefficients(options_, rules_.factors(*fragment.tensor), context);
+void Sgd::run(const UnitView& view, const StepContext& context) const {
+  const auto coefficients = sgd_coefficients(options_, rules_.factors(*view.tensor), context);
   if (options_.momentum == 0) {
-    sgd_update(coefficients, fragment.f32(kWeight), fragment.f32(kGrad));
+    sgd_update(coefficients, view.f32(kWeight), view.f32(kGrad));
   } else {
-    sgd_momentum_update(coefficients, options_.nesterov, fragment.f32(kWeight), fragment.f32(kGrad),
-                        fragment.f32(kBuffer));
+    sgd_momentum_update(coefficients, options_.nesterov, view.f32(kWeight), view.f32(kGrad),
+                        view.f32(kBuffer));
   }
 }
 

@@ -191,6 +191,7 @@ TEST(Features, EvaluationChangesNothingAndReleasesAll) {
     EXPECT_EQ(world.counters().read().sent(), before);
     engine.release_all();
     EXPECT_ANY_THROW(net->in.sum());
+    EXPECT_EQ(engine.held(), engine.predicted_held());  // what all units at once took is given back
   });
 }
 

@@ -39,18 +39,22 @@ class Walk {
           for (int64_t e = 0; e < s.size(); ++e) visit(g, b, ShardsOf(s, e));
   }
 
-  HeldBytes held(const std::vector<int64_t>& state_bytes) const {
+  HeldBytes held(const std::vector<std::vector<StateShape>>& state) const {
     HeldBytes h;
-    each_element([&](int64_t, const BucketPlan& bucket, ShardsOf at) {
-      int64_t state = 0;
-      for (const SegmentLayout& s : bucket.segments)
-        for (const Placement& p : s.placements) state = std::max(state, state_bytes[p.tensor]);
+    for (const GroupPlan& g : plan_.groups)
+      for (const BucketPlan& b : g.buckets)
+        for (const SegmentLayout& s : b.segments)
+          for (const Placement& p : s.placements)
+            for (const StateShape& field : state[p.tensor])
+              for (int64_t i = 0; i < p.numel; i += field.per)  // a value lies where its first element does
+                if (ShardsOf(s, p.offset + i).s1 == me_.zero1) h.state += field.bytes;
+    each_element([&](int64_t, const BucketPlan&, ShardsOf at) {
       if (at.s1 == me_.zero1) {
         if (main_item() != runtime_item()) h.main += main_item();
         if (d_.zero1 > d_.zero2) h.main_gradient += 4;
-        h.state += state;
       }
-      if (at.s3 == me_.zero3) h.runtime += runtime_item();
+      const bool has_runtime = d_.zero3 == 1 || d_.zero1 > d_.zero3 || main_item() == runtime_item();
+      if (at.s3 == me_.zero3 && has_runtime) h.runtime += runtime_item();
       if (at.s2 == me_.zero2) h.gradient += 4;
       if (plan_.options.local_accumulation && d_.zero2 > 1) h.accumulator += 4;
     });
@@ -142,8 +146,16 @@ TEST(Bytes, RandomPlansAgainstAWalkOverElementsAndRanks) {
   for (int round = 0; round < 120; ++round) {
     const Plan plan = make_plan(random.options(), random.groups());
     SCOPED_TRACE(to_text(plan));
-    std::vector<int64_t> state;
-    for (size_t t = 0; t < plan.tensors.size(); ++t) state.push_back(random.one_of<int64_t>({0, 4, 8}));
+    std::map<int64_t, int64_t> block;
+    for (const GroupPlan& g : plan.groups)
+      for (const BucketPlan& b : g.buckets)
+        for (const SegmentLayout& s : b.segments)
+          for (const Placement& p : s.placements) block[p.tensor] = p.block;
+    std::vector<std::vector<StateShape>> state;
+    for (size_t t = 0; t < plan.tensors.size(); ++t) {
+      state.push_back({{random.one_of<int64_t>({1, 4}), 1}});
+      if (random.flip()) state.back().push_back({4, block[t]});
+    }
     StepShape shape{.micro_batches = random.pick(1, 3), .synchronise_each = true, .trainable = {}};
     if (plan.options.local_accumulation) shape.synchronise_each = random.flip();
     if (random.flip())
@@ -172,13 +184,13 @@ TEST(Bytes, ZeroThreeByHand) {
   o.format = "bf16";
   const Plan plan = zero3_plan(o);
   // The root's 64 elements, one unit, make shards of 64: three of them padding.
-  const HeldBytes held = held_bytes(plan, 1, {8, 8, 8});
+  const HeldBytes held = held_bytes(plan, 1, {{{8}}, {{8}}, {{8}}});
   EXPECT_EQ(held.main, 4 * (256 + 256 + 64));
-  EXPECT_EQ(held.runtime, 2 * (256 + 256 + 64));
+  EXPECT_EQ(held.runtime, 0);  // encoded into the gather slots
   EXPECT_EQ(held.gradient, 4 * (256 + 256 + 64));
   EXPECT_EQ(held.main_gradient, 0);
   EXPECT_EQ(held.accumulator, 0);
-  EXPECT_EQ(held.state, 8 * (256 + 256 + 64));
+  EXPECT_EQ(held.state, 8 * (256 + 256));  // the root's elements lie on rank 0
   const StepShape shape{.micro_batches = 2, .synchronise_each = true, .trainable = {true, false, true}};
   const SentBytes sent = sent_bytes(plan, 1, shape);
   EXPECT_EQ(sent.refresh, 0);
@@ -190,11 +202,11 @@ TEST(Bytes, ZeroThreeByHand) {
 
 TEST(Bytes, MainWeightsThatAreTheRuntimeShardTakeNothing) {
   PlanOptions o;
-  EXPECT_EQ(held_bytes(zero3_plan(o), 0, {0, 0, 0}).main, 0);
+  EXPECT_EQ(held_bytes(zero3_plan(o), 0, {{}, {}, {}}).main, 0);
   o.main = DType::bf16;
-  EXPECT_GT(held_bytes(zero3_plan(o), 0, {0, 0, 0}).main, 0);
+  EXPECT_GT(held_bytes(zero3_plan(o), 0, {{}, {}, {}}).main, 0);
   o.format = "bf16";
-  EXPECT_EQ(held_bytes(zero3_plan(o), 0, {0, 0, 0}).main, 0);
+  EXPECT_EQ(held_bytes(zero3_plan(o), 0, {{}, {}, {}}).main, 0);
 }
 
 TEST(Bytes, LocalAccumulationReducesOnceInFp32) {
@@ -202,7 +214,7 @@ TEST(Bytes, LocalAccumulationReducesOnceInFp32) {
   o.format = "bf16";
   o.local_accumulation = true;
   const Plan plan = zero3_plan(o);
-  EXPECT_EQ(held_bytes(plan, 2, {0, 0, 0}).accumulator, 4 * 4 * (256 + 256 + 64));
+  EXPECT_EQ(held_bytes(plan, 2, {{}, {}, {}}).accumulator, 4 * 4 * (256 + 256 + 64));
   EXPECT_EQ(sent_bytes(plan, 2, {.micro_batches = 5, .synchronise_each = false, .trainable = {}}).reduce,
             3 * 4 * (256 + 256 + 64));
 }
@@ -217,8 +229,8 @@ TEST(Bytes, BadRequestsAreNamed) {
     }
     return "no error";
   };
-  EXPECT_THAT(error([&] { held_bytes(plan, 0, {1}); }), HasSubstr("state bytes: wanted 3 tensors, got 1"));
-  EXPECT_THAT(error([&] { held_bytes(plan, 4, {1, 1, 1}); }), HasSubstr("rank: wanted 0 to 3, got 4"));
+  EXPECT_THAT(error([&] { held_bytes(plan, 0, {{}}); }), HasSubstr("state bytes: wanted 3 tensors, got 1"));
+  EXPECT_THAT(error([&] { held_bytes(plan, 4, {{}, {}, {}}); }), HasSubstr("rank: wanted 0 to 3, got 4"));
   EXPECT_THAT(error([&] { sent_bytes(plan, -1, {}); }), HasSubstr("rank: wanted 0 to 3, got -1"));
   const StepShape none{.micro_batches = 0, .synchronise_each = true, .trainable = {}};
   EXPECT_THAT(error([&] { sent_bytes(plan, 0, none); }), HasSubstr("micro-batches"));

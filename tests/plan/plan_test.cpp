@@ -22,7 +22,9 @@ std::vector<GroupSpec> small_model() {
            {{"layers.0.q", {8, 8}, ParamKind::matrix, 2, 0},
             {"layers.0.o", {8, 8}, ParamKind::matrix, 2, 1},
             {"layers.0.norm", {8}, ParamKind::vector}}},
-          {"layers.1", {{"layers.1.q", {8, 8}, ParamKind::matrix, 2, 0}, {"layers.1.scale", {}, ParamKind::vector}}},
+          {"layers.1",
+           {{"layers.1.q", {8, 8}, ParamKind::matrix, 2, 0},
+            {"layers.1.scale", {}, ParamKind::vector}}},
           {"", {{"norm", {8}, ParamKind::vector}, {"none", {0, 8}, ParamKind::matrix}}}};
 }
 
@@ -76,7 +78,8 @@ TEST(Plan, ElementBlocksLieInOrder) {
   const Plan plan = make_plan(small_options(), small_model());
   check_plan(plan, small_model());
   const SegmentLayout& s = plan.groups[1].buckets[0].segments[0];
-  EXPECT_THAT(s.placements, ElementsAre(Placement{1, 0, 64, 1}, Placement{2, 64, 64, 1}, Placement{3, 128, 8, 1}));
+  EXPECT_THAT(s.placements, ElementsAre(Placement{1, 0, 64, 1}, Placement{2, 64, 64, 1},
+                                        Placement{3, 128, 8, 1}));
   // 17 units of 8 over two: 9 each, then 5 and 4.
   EXPECT_EQ(s.shard3, 72);
   EXPECT_EQ(s.shard2, 72);
@@ -130,32 +133,43 @@ TEST(Plan, BadInputIsNamed) {
   using Model = std::vector<GroupSpec>&;
   EXPECT_EQ(error([](Options, Model) {}), "no error");
   EXPECT_THAT(error([](Options, Model m) { m[2].tensors[0].name = "layers.0.q"; }),
-              HasSubstr("layers.0.q: a tensor of this name is in the plan already (again in group \"layers.1\")"));
-  EXPECT_THAT(error([](Options, Model m) { m[2].name = "layers.0"; }), HasSubstr("two are named \"layers.0\""));
+              HasSubstr("layers.0.q: a tensor of this name is in the plan already (again in group "
+                        "\"layers.1\")"));
+  EXPECT_THAT(error([](Options, Model m) { m[2].name = "layers.0"; }),
+              HasSubstr("two are named \"layers.0\""));
   EXPECT_THAT(error([](Options, Model m) { std::swap(m[0], m[3]); }),
               HasSubstr("root group last, got it as number 0"));
-  EXPECT_THAT(error([](Options, Model m) { m[0].tensors[0].name = ""; }), HasSubstr("wanted a name"));
+  EXPECT_THAT(error([](Options, Model m) { m[0].tensors[0].name = ""; }),
+              HasSubstr("wanted a name"));
   EXPECT_THAT(error([](Options, Model m) { m[0].tensors[0].shape = {-1, 8}; }),
               HasSubstr("embed.weight: wanted sizes"));
-  EXPECT_THAT(error([](Options, Model m) { m[0].tensors[0].shape = {0, int64_t{1} << 40, int64_t{1} << 40}; }),
+  EXPECT_THAT(error([](Options, Model m) {
+                m[0].tensors[0].shape = {0, int64_t{1} << 40, int64_t{1} << 40};
+              }),
               HasSubstr("embed.weight: wanted at most"));
-  EXPECT_THAT(error([](Options, Model m) { m[0].tensors[0].heads = -1; }), HasSubstr("embed.weight: wanted heads"));
+  EXPECT_THAT(error([](Options, Model m) { m[0].tensors[0].heads = -1; }),
+              HasSubstr("embed.weight: wanted heads"));
   EXPECT_THAT(error([](Options o, Model) { o.world = 6; }), HasSubstr("zero1 4, world 6"));
   EXPECT_THAT(error([](Options o, Model) { o.format = "fp64"; }), HasSubstr("fp64"));
-  EXPECT_THAT(error([](Options o, Model) { o.main = DType::u8; }), HasSubstr("main: wanted fp32 or bf16, got u8"));
+  EXPECT_THAT(error([](Options o, Model) { o.main = DType::u8; }),
+              HasSubstr("main: wanted fp32 or bf16, got u8"));
   EXPECT_THAT(error([](Options o, Model) { o.alignment = 0; }), HasSubstr("alignment"));
-  EXPECT_THAT(error([](Options o, Model) { o.segments = 4; }), HasSubstr("segments: wanted 1, 2 or 3, got 4"));
+  EXPECT_THAT(error([](Options o, Model) { o.segments = 4; }),
+              HasSubstr("segments: wanted 1, 2 or 3, got 4"));
   EXPECT_THAT(error([](Options o, Model) { o.prefetch = -1; }), HasSubstr("prefetch"));
-  EXPECT_THAT(error([](Options o, Model) { o.pending_reductions = -1; }), HasSubstr("pending_reductions"));
+  EXPECT_THAT(error([](Options o, Model) { o.pending_reductions = -1; }),
+              HasSubstr("pending_reductions"));
 }
 
 TEST(Plan, TextShowsOneFactALine) {
-  EXPECT_THAT(to_text(make_plan(small_options(), small_model())),
-              testing::StartsWith("dovetail-plan 1\nworld 4\ndegrees 4 2 2\nmain fp32\nformat fp32\nblock element\n"
-                                  "alignment 8\nsegments 1\nreshard_after_forward true\nprefetch 1\n"
-                                  "pending_reductions 1\nlocal_accumulation false\ntensors 8\ngroups 4\n"
-                                  "tensor 0 \"embed.weight\" embedding [50,8] heads 0 along 0\n"
-                                  "tensor 1 \"layers.0.q\" matrix [8,8] heads 2 along 0\n"));
+  EXPECT_THAT(
+      to_text(make_plan(small_options(), small_model())),
+      testing::StartsWith("dovetail-plan 1\nworld 4\ndegrees 4 2 2\nmain fp32\nformat fp32\nblock "
+                          "element\nboundary block\n"
+                          "alignment 8\nsegments 1\nreshard_after_forward true\nprefetch 1\n"
+                          "pending_reductions 1\nlocal_accumulation false\ntensors 8\ngroups 4\n"
+                          "tensor 0 \"embed.weight\" embedding [50,8] heads 0 along 0\n"
+                          "tensor 1 \"layers.0.q\" matrix [8,8] heads 2 along 0\n"));
 }
 
 TEST(Plan, RandomPlansAreLegalAndComeBackFromText) {
@@ -232,7 +246,8 @@ TEST(PlanText, EveryDamagedLineIsAnErrorWithItsNumber) {
     const auto expect_error = [&](std::string damaged) {
       std::vector<std::string> lines = good;
       lines[line] = std::move(damaged);
-      EXPECT_THAT(parse_error(joined(lines)), HasSubstr("plan, line " + std::to_string(line + 1) + ":"))
+      EXPECT_THAT(parse_error(joined(lines)),
+                  HasSubstr("plan, line " + std::to_string(line + 1) + ":"))
           << lines[line];
     };
     expect_error(good[line] + " 1");
@@ -246,7 +261,8 @@ TEST(PlanText, EveryDamagedLineIsAnErrorWithItsNumber) {
 }
 
 TEST(PlanText, MissingAndRepeatedLinesAreErrors) {
-  const std::vector<std::string> good = lines_of(to_text(make_plan(small_options(), small_model())));
+  const std::vector<std::string> good =
+      lines_of(to_text(make_plan(small_options(), small_model())));
   for (size_t line = 0; line < good.size(); ++line) {
     std::vector<std::string> lines = good;
     lines.erase(lines.begin() + line);
@@ -269,17 +285,21 @@ TEST(PlanText, PlansThatCannotBeAreRefused) {
     if (at == std::string::npos) return "not found: " + std::string(from);
     return parse_error(text.replace(at, from.size(), to));
   };
-  EXPECT_THAT(change("dovetail-plan 1", "dovetail-plan 2"), HasSubstr("line 1: wanted a number from 1 to 1, got 2"));
-  EXPECT_THAT(change("degrees 4 2 2", "degrees 4 2 4"), HasSubstr("line 3: degrees: wanted zero3 | zero2"));
+  EXPECT_THAT(change("dovetail-plan 1", "dovetail-plan 2"),
+              HasSubstr("line 1: wanted a number from 1 to 1, got 2"));
+  EXPECT_THAT(change("degrees 4 2 2", "degrees 4 2 4"),
+              HasSubstr("line 3: degrees: wanted zero3 | zero2"));
   EXPECT_THAT(change("main fp32", "main i64"), HasSubstr("main: wanted fp32 or bf16, got i64"));
-  EXPECT_THAT(change("shards 40 72 72", "shards 40 72 73"), HasSubstr("do not make a zero3 shard of 73"));
+  EXPECT_THAT(change("shards 40 72 72", "shards 40 72 73"),
+              HasSubstr("do not make a zero3 shard of 73"));
   EXPECT_THAT(change("place 2 at 64", "place 2 at 60"), HasSubstr("tensor 2 starts at 60"));
   EXPECT_THAT(change("place 2 at 64", "place 1 at 64"), HasSubstr("tensor 1 is placed twice"));
   EXPECT_THAT(change("place 2 at 64", "place 99 at 64"), HasSubstr("from 0 to 7, got 99"));
   EXPECT_THAT(change("elements 400", "elements 399"), HasSubstr("from 400 to 400, got 399"));
   EXPECT_THAT(change("bucket fp32", "bucket fp16"), HasSubstr("fp16"));
   EXPECT_THAT(change("group 1 ", "group 2 "), HasSubstr("wanted a number from 1 to 1, got 2"));
-  EXPECT_THAT(change("tensors 8\n", "tensors 9223372036854775807\n"), HasSubstr("wanted \"tensor\", got \"group\""));
+  EXPECT_THAT(change("tensors 8\n", "tensors 9223372036854775807\n"),
+              HasSubstr("wanted \"tensor\", got \"group\""));
 }
 
 // The example of docs/notation.md, without the remarks on the right.
@@ -313,7 +333,8 @@ TEST(PlanText, HashesAndDifferencesFollowTheText) {
   const Plan b = make_plan(options, small_model());
   EXPECT_EQ(hash_of(a), hash_of(make_plan(small_options(), small_model())));
   EXPECT_NE(hash_of(a), hash_of(b));
-  EXPECT_EQ(first_difference(to_text(a), to_text(b)), "line 10: \"prefetch 1\" against \"prefetch 2\"");
+  EXPECT_EQ(first_difference(to_text(a), to_text(b)),
+            "line 11: \"prefetch 1\" against \"prefetch 2\"");
   EXPECT_EQ(first_difference(to_text(a), to_text(a)), "");
   EXPECT_EQ(first_difference("x\ny\n", "x\n"), "line 2: \"y\" against the end of the text");
   EXPECT_EQ(first_difference("x\n", "x\n\n"), "line 2: the end of the text against \"\"");

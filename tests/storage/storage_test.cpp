@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "dovetail/base/error.h"
 #include "dovetail/storage/pool.h"
 #include "dovetail/storage/views.h"
 
@@ -43,6 +44,22 @@ TEST(Pool, SlotsAreReusedAndGrowOnlyWhenNeeded) {
   auto e = pool.acquire(1);
   EXPECT_EQ(pool.sizes().size(), 3u);
   std::memset(d.data(), 1, 10000);
+}
+
+TEST(Pool, GoesBackToItsPlannedSizes) {
+  HostAllocator host;
+  Ledger ledger;
+  SlotPool pool(host, ledger, {4096});
+  {
+    auto a = pool.acquire(8000), b = pool.acquire(100);
+    EXPECT_EQ(ledger.held(Role::slot), 8000 + 100);
+    EXPECT_THROW(pool.restore({4096}), InvariantError);
+  }
+  pool.restore({4096});
+  EXPECT_EQ(pool.sizes(), std::vector<int64_t>{4096});
+  EXPECT_EQ(ledger.held(Role::slot), 4096);
+  auto c = pool.acquire(4096);
+  std::memset(c.data(), 1, 4096);
 }
 
 TEST(BindableStorage, TouchingUnboundNamesTheUnitAndKeepsVersions) {

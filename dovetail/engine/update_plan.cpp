@@ -1,0 +1,110 @@
+#include "dovetail/engine/update_plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "dovetail/base/error.h"
+
+namespace dovetail::engine_detail {
+namespace {
+
+DType dtype_of_field(const plan::Plan& plan, const ParameterUpdate& update,
+                     const std::string& name) {
+  if (name == kWeight) return plan.options.main;
+  if (name == kGrad) return DType::f32;
+  for (const StateField& f : update.state)
+    if (f.name == name) return f.dtype;
+  DT_CHECK(false, "field {}", name);
+  return DType::f32;
+}
+
+plan::UnitDemand demand_of(const plan::Plan& plan, int64_t tensor, int64_t number,
+                           const UpdateOp& op, const ParameterUpdate& update) {
+  const TensorSpec& t = plan.tensors[tensor];
+  plan::UnitDemand demand{.tensor = tensor,
+                          .op = number,
+                          .places = unit_places(t, op.unit(t)),
+                          .cost = {},
+                          .state = {},
+                          .workspace = {},
+                          .fields = {}};
+  demand.state.assign(demand.places.size(), 0);
+  for (const StateField& f : op.state(t))
+    if (f.per == StateField::Per::unit)
+      for (size_t u = 0; u < demand.places.size(); ++u)
+        demand.state[u] += f.unit_values[u] * size_of(f.dtype);
+  for (const UnitPlace& place : demand.places) {
+    demand.cost.push_back(op.cost(t, place));
+    demand.workspace.push_back(op.workspace_bytes(t, place));
+  }
+  for (const FieldUse& use : op.uses(t)) {
+    const int64_t bytes = size_of(dtype_of_field(plan, update, use.name));
+    demand.fields.push_back({.name = use.name,
+                             .bytes = bytes,
+                             .wire = use.travels_as_bf16 ? 2 : bytes,
+                             .reads = use.reads(),
+                             .writes = use.writes()});
+  }
+  return demand;
+}
+
+}  // namespace
+
+UpdatePlan plan_update(const plan::Plan& plan, const UpdateOps& ops) {
+  UpdatePlan result;
+  result.updates = plan_updates(ops, plan.tensors);
+  for (int64_t t = 0; t < std::ssize(plan.tensors); ++t)
+    for (size_t op : result.updates[t].ops)
+      if (ops[op]->unit(plan.tensors[t]).is_assembled())
+        result.demands.push_back(
+            demand_of(plan, t, static_cast<int64_t>(op), *ops[op], result.updates[t]));
+  result.owners = plan::assign_owners(plan, result.demands);
+  result.batches = plan::unit_batches(plan, result.demands, result.owners);
+  return result;
+}
+
+plan::UpdateNeeds update_needs(const TensorSpec& t, const UpdateOps& ops) {
+  plan::UpdateNeeds needs;
+  auto uncut = [&](int64_t elements) {
+    const int64_t whole = std::max<int64_t>(1, t.numel()),
+                  factor = elements / std::gcd(elements, needs.block);
+    needs.block = factor > whole / needs.block ? whole : needs.block * factor;
+  };
+  for (const auto& op : ops) {
+    if (!op->applies_to(t)) continue;
+    const Unit unit = op->unit(t);
+    uncut(uncut_elements(t, unit));
+    for (const StateField& f : op->state(t))
+      if (f.per == StateField::Per::block)
+        uncut(std::min(f.block, std::max<int64_t>(1, t.numel())));
+    if (!unit.is_assembled() || !needs.unit_edges.empty()) continue;
+    // Boundaries can fall between units that are runs of elements, one behind the other.
+    for (const UnitPlace& place : unit_places(t, unit)) {
+      if (!place.contiguous() ||
+          (!needs.unit_edges.empty() && needs.unit_edges.back() != place.first)) {
+        needs.unit_edges = {0};
+        break;
+      }
+      if (needs.unit_edges.empty()) needs.unit_edges.push_back(place.first);
+      needs.unit_edges.push_back(place.first + place.numel());
+    }
+    if (!needs.unit_edges.empty() && needs.unit_edges.back() != t.numel())
+      needs.unit_edges = {0, t.numel()};
+  }
+  return needs;
+}
+
+plan::HeldBytes held_bytes(const plan::Plan& plan, const UpdatePlan& update, int64_t rank) {
+  std::vector<std::vector<plan::StateShape>> state;
+  for (const ParameterUpdate& u : update.updates) {
+    state.emplace_back();
+    for (const StateField& f : u.state)
+      if (f.per != StateField::Per::unit)
+        state.back().push_back({size_of(f.dtype), f.per == StateField::Per::block ? f.block : 1});
+  }
+  plan::HeldBytes held = plan::held_bytes(plan, rank, state);
+  plan::add_unit_bytes(plan, update.demands, update.owners, rank, held);
+  return held;
+}
+
+}  // namespace dovetail::engine_detail
