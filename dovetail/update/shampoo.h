@@ -14,9 +14,10 @@
 //
 // root(A) = (A/c + epsilon lambda I)^(-1/4), lambda the largest eigenvalue of A/c; epsilon grows by
 // what the smallest one is below 0, in units of lambda, through roundings. c = 1 - beta2^k corrects
-// the bias of an average over the k steps that the tile has seen; 1 for sums. Tensors of
-// fewer than two dimensions are runs of at most `block` elements g with R <- g g^T alone and
-// root(R) = (..)^(-1/2), the exponent for one dimension: Adagrad with a full matrix. Biases and
+// the bias of an average over the k steps that the tile has seen; 1 for sums.
+//
+// Tensors of fewer than two dimensions are runs of at most `block` elements g with g g^T in R alone
+// and root(R) = (..)^(-1/2), the exponent for one dimension: Adagrad with a full matrix. Biases and
 // norms usually do better with AdamW.
 //
 // s gives a tile's direction the norm of another method's step (Agarwal et al., "Disentangling

@@ -218,11 +218,12 @@ TEST(Shampoo, GraftingGivesTheNorm) {
   Held rmsprop(spec, make_shampoo({.block = 25, .grafting = Grafting::rmsprop}, rules_with(0)), 1);
   at::Tensor square = torch::zeros({30, 40}, torch::kFloat64);
   for (int64_t step = 1; step <= 5; ++step) {
-    const Values grad = normal_values(1200, static_cast<uint64_t>(step));
+    Values grad = normal_values(1200, static_cast<uint64_t>(step));
+    for (size_t i = 0; i < 1200; i += 3) grad[i] = 0;  // elements that never had a gradient: 0 / 0 is 0
     for (Held* held : {&none, &sgd, &rmsprop}) held->step({.step = step, .lr = 0, .grad_scale = 3}, grad);
     const at::Tensor g = in_double(grad, {30, 40}) * 3;
     square = 0.99 * square + 0.01 * g * g;
-    const at::Tensor quotient = g / (square / (1 - std::pow(0.99, step))).sqrt();
+    const at::Tensor quotient = (g / (square / (1 - std::pow(0.99, step))).sqrt()).nan_to_num();
     for (const UnitPlace& p : unit_places(spec, Unit::of_tile(25, 25))) {
       const auto part = [&](const at::Tensor& t) {
         return t.narrow(0, p.first / 40, p.rows).narrow(1, p.first % 40, p.columns);
@@ -370,11 +371,12 @@ TEST(Shampoo, GradientsThatAreNotFiniteStayVisibleAndOutOfTheStatistics) {
     Held held(matrix_spec(4, 4), make_shampoo({.beta1 = 0}, rules_with(0)), 1);
     held.step({.step = 1, .lr = 0.1f}, normal_values(16, 1));
     const auto before = held.units;
+    const float square = held.fields.at("graft_sq")[7];
     Values grad = normal_values(16, 2);
     grad[7] = bad;
     held.step({.step = 2, .lr = 0.1f}, grad);
     EXPECT_EQ(held.units, before);
-    EXPECT_TRUE(all_finite(held.fields.at("graft_sq")));
+    EXPECT_EQ(held.fields.at("graft_sq")[7], square);
     EXPECT_FALSE(std::isfinite(held.weight()[7]));
   }
 }
