@@ -32,20 +32,18 @@ void add_plan(CLI::App& app, Action& action) {
   sub->add_option("--alignment", command->alignment, "elements that starts are rounded to")
       ->capture_default_str();
   sub->add_flag("--orient", command->orient,
-                "store matrices with one row length where transposing gives it");
+                "store matrices transposed where that makes blocks agree, experts one by one");
   sub->add_flag("--json", command->json, "print JSON");
   sub->callback([=, &action] {
     if (command->model.empty() && command->instance.empty())
       throw CLI::RequiredError("plan: MODEL.json or --instance FILE");
     if (!command->model.empty() && zero1->empty()) throw CLI::RequiredError("plan: --zero1");
+    if (!command->instance.empty())  // an instance says all this itself
+      for (const char* name : {"--zero1", "--zero2", "--zero3", "--block", "--segments", "--alignment", "--orient"})
+        if (!sub->get_option(name)->empty()) throw CLI::ExcludesError("--instance", name);
     action = [=] {
-      try {
-        fmt::print("{}", plan::run_plan_command(*command));
-        return 0;
-      } catch (const Error& e) {
-        fmt::print(stderr, "dovetail: error: {}\n", e.what());
-        return 1;
-      }
+      fmt::print("{}", plan::run_plan_command(*command));
+      return 0;
     };
   });
 }

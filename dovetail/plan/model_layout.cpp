@@ -68,7 +68,8 @@ ModelLayout lay_out_model(const Inventory& model, const ModelLayoutOptions& opti
     const auto start = std::chrono::steady_clock::now();
     GroupLayout group{g.name, g.repeat, g.numel(), g.tensors, {}, 0};
     if (options.orient)
-      group.tensors = split_experts(oriented(std::move(group.tensors), base), options.block);
+      group.tensors = split_experts(oriented(std::move(group.tensors), base, options.alignment),
+                                    options.block);
     group.layout = lay_out(request_of(group.tensors, options));
     group.milliseconds =
         std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();

@@ -17,7 +17,7 @@ struct ModelLayoutOptions {
   BlockKind block = BlockKind::row;
   int64_t alignment = 64;
   int max_segments = 1;
-  bool orient = false;  // one row length where transposing gives it, and experts one by one
+  bool orient = false;  // stored as plan/orientation.h says, experts one by one
 };
 
 struct GroupLayout {

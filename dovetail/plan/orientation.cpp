@@ -2,15 +2,28 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace dovetail::plan {
 namespace {
 
+constexpr int64_t kThin = 4;  // a matrix with a side of base / kThin or less is filler, not bulk
+
 bool has_rows(const TensorSpec& t) {
   return (t.kind == ParamKind::matrix && t.shape.size() == 2) ||
          (t.kind == ParamKind::expert && t.shape.size() == 3);
+}
+
+bool wants_transposing(const TensorSpec& t, int64_t base, int64_t alignment) {
+  const int64_t rows = t.shape[t.shape.size() - 2], columns = t.shape.back();
+  const bool thin = t.kind == ParamKind::matrix && std::min(rows, columns) <= base / kThin;
+  if (!thin && columns == base) return false;
+  if (!thin && rows == base) return true;
+  // A cut lies at whole rows and at a multiple of the alignment: lengths of both, in the latter.
+  return rows / std::gcd(rows, alignment) < columns / std::gcd(columns, alignment);
 }
 
 }  // namespace
@@ -30,12 +43,10 @@ int64_t base_length(const Inventory& model) {
   return base;
 }
 
-std::vector<TensorSpec> oriented(std::vector<TensorSpec> tensors, int64_t base) {
+std::vector<TensorSpec> oriented(std::vector<TensorSpec> tensors, int64_t base, int64_t alignment) {
   for (TensorSpec& t : tensors) {
-    if (!has_rows(t)) continue;
-    int64_t& rows = t.shape[t.shape.size() - 2];
-    if (t.shape.back() == base || rows != base) continue;
-    std::swap(rows, t.shape.back());
+    if (!has_rows(t) || t.numel() == 0 || !wants_transposing(t, base, alignment)) continue;
+    std::swap(t.shape[t.shape.size() - 2], t.shape.back());
     t.heads = t.heads_dim = 0;
   }
   return tensors;

@@ -3,8 +3,10 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -226,21 +228,92 @@ TEST(ShardDrawing, ShortShardsAndPadding) {
       << text;
 }
 
+std::vector<int64_t> shape_oriented(TensorSpec t, int64_t base, int64_t alignment) {
+  return oriented({std::move(t)}, base, alignment)[0].shape;
+}
+
 TEST(Orientation, OneRowLengthWhereTransposingGivesIt) {
   const Inventory model = parse_inventory(R"({"name":"m","groups":[{"name":"g","repeat":3,"params":[
       {"name":"q","shape":[64,32],"kind":"matrix","heads":4},
       {"name":"o","shape":[32,64],"kind":"matrix","heads":4,"heads_dim":1},
-      {"name":"odd","shape":[7,9],"kind":"matrix"},
+      {"name":"k","shape":[16,32],"kind":"matrix"},
       {"name":"experts","shape":[2,32,16],"kind":"expert"}]}]})",
                                           "m");
   EXPECT_EQ(base_length(model), 32);
-  const std::vector<TensorSpec> t = oriented(model.groups[0].tensors, 32);
+  const std::vector<TensorSpec> t = oriented(model.groups[0].tensors, 32, 1);
   EXPECT_EQ(t[0].shape, (std::vector<int64_t>{64, 32}));
   EXPECT_EQ(t[0].heads, 4);
   EXPECT_EQ(t[1].shape, (std::vector<int64_t>{64, 32}));
   EXPECT_EQ(t[1].heads, 0);
-  EXPECT_EQ(t[2].shape, (std::vector<int64_t>{7, 9}));
+  EXPECT_EQ(t[2].shape, (std::vector<int64_t>{16, 32}));
   EXPECT_EQ(t[3].shape, (std::vector<int64_t>{2, 16, 32}));
+}
+
+TEST(Orientation, ThinMatricesAndThoseWithoutTheLengthLieInShortRows) {
+  using Shape = std::vector<int64_t>;
+  EXPECT_EQ(shape_oriented({"thin", {8, 32}}, 32, 1), (Shape{32, 8}));
+  EXPECT_EQ(shape_oriented({"thin already", {32, 8}}, 32, 1), (Shape{32, 8}));
+  EXPECT_EQ(shape_oriented({"not quite thin", {9, 32}}, 32, 1), (Shape{9, 32}));
+  EXPECT_EQ(shape_oriented({"no base", {24, 40}}, 32, 1), (Shape{40, 24}));
+  EXPECT_EQ(shape_oriented({"no base", {40, 24}}, 32, 1), (Shape{40, 24}));
+  EXPECT_EQ(shape_oriented({"square", {24, 24}}, 32, 1), (Shape{24, 24}));
+  // Rows of 7 elements end at a multiple of 4 once in 28, those of 32 every time.
+  EXPECT_EQ(shape_oriented({"short but crooked", {7, 16}}, 32, 4), (Shape{7, 16}));
+  EXPECT_EQ(shape_oriented({"short and straight", {7, 16}}, 32, 1), (Shape{16, 7}));
+  // Experts are the bulk however thin one of them is.
+  EXPECT_EQ(shape_oriented({"experts", {4, 8, 32}, ParamKind::expert}, 32, 1), (Shape{4, 8, 32}));
+  EXPECT_EQ(shape_oriented({"experts", {4, 8, 24}, ParamKind::expert}, 32, 1), (Shape{4, 24, 8}));
+  for (const TensorSpec& t : {TensorSpec{"rows", {8, 32}, ParamKind::embedding},
+                              TensorSpec{"kernel", {32, 64, 3}, ParamKind::conv},
+                              TensorSpec{"empty", {0, 32}}, TensorSpec{"vector", {32}}})
+    EXPECT_EQ(oriented({t}, 32, 1)[0], t) << t.name;
+}
+
+// A layer of Llama-3.1-70B: 3,264 blocks of 32 rows of 8,192 are 25.5 a rank, so 26; with the 64 of
+// k and v in rows of 1,024 it is 25 and 4 small ones, with nothing left over but the norms.
+const char* const kLlama70B = R"({"name":"m","groups":[{"name":"layer","repeat":80,"params":[
+    {"name":"q","shape":[8192,8192],"kind":"matrix","heads":64},
+    {"name":"k","shape":[1024,8192],"kind":"matrix","heads":8},
+    {"name":"v","shape":[1024,8192],"kind":"matrix","heads":8},
+    {"name":"o","shape":[8192,8192],"kind":"matrix","heads":64,"heads_dim":1},
+    {"name":"gate","shape":[28672,8192],"kind":"matrix"},
+    {"name":"up","shape":[28672,8192],"kind":"matrix"},
+    {"name":"down","shape":[8192,28672],"kind":"matrix"},
+    {"name":"norm1","shape":[8192],"kind":"vector"},
+    {"name":"norm2","shape":[8192],"kind":"vector"}]}]})";
+
+TEST(Orientation, SmallBlocksFillTheLastShards) {
+  const Inventory model = parse_inventory(kLlama70B, "m");
+  const ModelLayoutOptions options{{128, 128, 128}, BlockKind::rows32, 64, 3, true};
+  const ModelLayout m = lay_out_model(model, options);
+  EXPECT_LT(m.padding1(), 1e-4);
+  for (const SegmentLayout& s : m.groups[0].layout.segments) dovetail::verify(s);
+  std::vector<TensorSpec> one_length = model.groups[0].tensors;
+  for (TensorSpec& t : one_length)
+    if (t.name == "down") std::swap(t.shape[0], t.shape[1]);
+  const ElementLayout worse = lay_out(request_of(one_length, options));
+  EXPECT_EQ(worse.shard1(), int64_t{26} * 32 * 8192);
+  EXPECT_TRUE(worse.exact);
+}
+
+TEST(Orientation, StorageAndBlocksDoNotDependOnDegrees) {
+  const Inventory model = parse_inventory(kLlama70B, "m");
+  for (BlockKind block : {BlockKind::row, BlockKind::rows32, BlockKind::head, BlockKind::matrix}) {
+    std::vector<std::vector<TensorSpec>> tensors;
+    std::vector<std::map<int64_t, int64_t>> blocks;  // by tensor
+    for (Degrees d : {Degrees{1, 1, 1}, Degrees{6, 3, 3}, Degrees{128, 128, 128},
+                      Degrees{1024, 8, 8}, Degrees{65536, 65536, 65536}}) {
+      const ModelLayout m = lay_out_model(model, {d, block, 64, 3, true});
+      tensors.push_back(m.groups[0].tensors);
+      for (const SegmentLayout& s : m.groups[0].layout.segments)
+        for (const Placement& p : s.placements)
+          blocks.resize(tensors.size()), blocks.back()[p.tensor] = p.block;
+    }
+    for (size_t i = 1; i < tensors.size(); ++i) {
+      EXPECT_EQ(tensors[i], tensors[0]) << name_of(block);
+      EXPECT_EQ(blocks[i], blocks[0]) << name_of(block);
+    }
+  }
 }
 
 TEST(Orientation, ExpertsComeApartWhereABlockSpansThem) {
@@ -274,29 +347,63 @@ TEST(Models, EveryInventoryIsPlannedAndNoneBeatsItsBound) {
   EXPECT_GT(count, 0);
 }
 
-// Worst padding of docs/planner.md's table over thirteen models with at most three segments.
-TEST(Models, NoWorseThanTheStudy) {
+// Median and worst padding over thirteen models, as the table of docs/planner.md prints them.
+TEST(Models, NoWorseThanTheTable) {
   if (!fs::exists(models()))
     GTEST_SKIP() << models() << " is not there: the inventories live outside the repository";
+  std::vector<Inventory> inventories;
+  for (const auto& entry : fs::directory_iterator(models())) {
+    const std::string stem = entry.path().stem().string();
+    if (entry.path().extension() == ".json" && !stem.ends_with("-unet") &&
+        stem != "hunyuanvideo-13b")
+      inventories.push_back(read_inventory(entry.path().string()));
+  }
+  ASSERT_EQ(inventories.size(), 13u);
+  struct MedianAndWorst {
+    double median, worst;
+  };
   struct Row {
     BlockKind block;
     int64_t ranks;
-    double worst;
+    MedianAndWorst segments, oriented;
   };
-  for (const Row& row : {Row{BlockKind::row, 128, .0025}, Row{BlockKind::row, 1024, .085},
-                         Row{BlockKind::rows32, 128, 1.55}, Row{BlockKind::rows128, 32, 1.55},
-                         Row{BlockKind::rows128, 128, 7.95}, Row{BlockKind::head, 128, .105}})
-    for (const auto& entry : fs::directory_iterator(models())) {
-      const std::string stem = entry.path().stem().string();
-      if (entry.path().extension() != ".json" || stem.ends_with("-unet") ||
-          stem == "hunyuanvideo-13b")
-        continue;
-      const Degrees d{row.ranks, row.ranks, row.ranks};
-      EXPECT_LE(lay_out_model(read_inventory(entry.path().string()), {d, row.block, 64, 3, false})
-                    .padding1(),
-                row.worst)
-          << stem << " " << name_of(row.block) << " " << row.ranks;
+  for (const Row& row : {Row{BlockKind::row, 128, {.0005, .0025}, {.0005, .0025}},
+                         Row{BlockKind::row, 1024, {.0005, .085}, {.0005, .0425}},
+                         Row{BlockKind::rows32, 128, {.0195, 1.55}, {.0015, .245}},
+                         Row{BlockKind::rows128, 32, {.0195, 1.55}, {.0015, .245}},
+                         Row{BlockKind::rows128, 128, {.235, 7.95}, {.0325, .625}},
+                         Row{BlockKind::head, 128, {.0025, .105}, {.0005, .095}}})
+    for (bool orient : {false, true}) {
+      std::vector<double> padding;
+      for (const Inventory& model : inventories)
+        padding.push_back(
+            lay_out_model(model, {{row.ranks, row.ranks, row.ranks}, row.block, 64, 3, orient})
+                .padding1());
+      std::sort(padding.begin(), padding.end());
+      const MedianAndWorst& limit = orient ? row.oriented : row.segments;
+      EXPECT_LT(padding[6], limit.median) << name_of(row.block) << " " << row.ranks << orient;
+      EXPECT_LT(padding[12], limit.worst) << name_of(row.block) << " " << row.ranks << orient;
     }
+}
+
+// Why the worst of rows at 128 ranks is .0021: the matrices of a layer of Mamba2-2.7B are 15,696
+// rows of 2,560 elements, 123 on the fullest rank. Transposing the larger one avoids that, but
+// 2,560 rows of 10,576 can be cut into no more than 640 pieces that end at a multiple of 64: too
+// few for 1,024.
+TEST(Models, NoStorageOfMambaServesEveryDegree) {
+  const TensorSpec in{"in", {10576, 2560}}, in_long{"in", {2560, 10576}};
+  const TensorSpec out{"out", {5120, 2560}}, out_long{"out", {2560, 5120}};
+  const double numel = double(in.numel() + out.numel());
+  const auto padding_bound = [&](const TensorSpec& a, const TensorSpec& b, int64_t ranks) {
+    const ModelLayoutOptions options{{ranks, ranks, ranks}, BlockKind::row, 64, 3, true};
+    return double(ranks * lay_out(request_of({a, b}, options)).bound1) / numel - 1;
+  };
+  EXPECT_NEAR(padding_bound(in, out, 128), .003, .0001);
+  EXPECT_NEAR(padding_bound(in, out, 1024), .044, .0005);
+  for (const TensorSpec& other : {out, out_long}) {
+    EXPECT_LT(padding_bound(in_long, other, 128), .0005);
+    EXPECT_GT(padding_bound(in_long, other, 1024), .075);
+  }
 }
 
 }  // namespace
