@@ -31,11 +31,11 @@ bench: setup  ## the comparison with FSDP2 and DDP (tools/bench NAME runs the ot
 
 asan: setup  ## build with the address sanitizer and run the tests
 	@SANITIZE=address tools/build
-	@tools/test build-address
+	@ASAN_OPTIONS=detect_leaks=0 tools/test build-address
 
 tsan: setup  ## build with the thread sanitizer and run the tests
 	@SANITIZE=thread tools/build
-	@tools/test build-thread
+	@TSAN_OPTIONS="suppressions=$(CURDIR)/tests/tsan.supp" tools/test build-thread
 
 clean:  ## remove build folders (not runs, not .venv)
 	@rm -rf build build-address build-thread

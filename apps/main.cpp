@@ -1,3 +1,4 @@
+#include <c10/util/Exception.h>
 #include <fmt/format.h>
 
 #include <cstdio>
@@ -20,6 +21,9 @@ int main(int argc, char** argv) {
   } catch (const dovetail::ConfigError& e) {
     fmt::print(stderr, "dovetail: error: {}\n", e.what());
     return 2;
+  } catch (const c10::Error& e) {  // without the frames of torch
+    fmt::print(stderr, "dovetail: error: {}\n", e.what_without_backtrace());
+    return 1;
   } catch (const std::exception& e) {
     fmt::print(stderr, "dovetail: error: {}\n", e.what());
     return 1;

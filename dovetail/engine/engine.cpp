@@ -120,7 +120,10 @@ class EngineImpl {
       }
       if (ops::UnitBase* unit = model_.groups[g].unit) {
         unit->attach(std::make_shared<Hooks>(runner_, g));
-        if (options_.recompute && !model_.groups[g].name.empty()) unit->set_recompute(true);
+        // The root's forward is the whole model's; a unit whose backward reads no parameter is not gathered for it, and
+        // has nothing worth recomputing.
+        if (options_.recompute && !model_.groups[g].name.empty() && model_.groups[g].backward_needs_parameters)
+          unit->set_recompute(true);
       }
     }
     for (ops::SinkUser* user : model_.sink_users) {

@@ -279,8 +279,12 @@ void ShardGroup::start_reduce(bool sync) {
     return;
   }
   comm::Group& ranks = *context_.ranks.reduce;
-  scratch_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).scratch);
-  int64_t scratch = 0;
+  // The plan foresees what our own collectives need; a backend's may want more.
+  int64_t wanted = 0, scratch = 0;
+  for (const GroupSegment& s : segments_)
+    wanted += ranks.reduce_scratch_bytes(local ? DType::f32 : s.format.gradient,
+                                         even_slices(ranks.size(), s.layout->shard2));
+  scratch_slot_ = context_.pool->acquire(std::max(wanted, plan::slot_bytes(context_.plan, index_).scratch));
   for (const GroupSegment& s : segments_) {
     comm::ReduceScatter request;
     request.dtype = local ? DType::f32 : s.format.gradient;

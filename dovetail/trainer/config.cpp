@@ -40,7 +40,10 @@ std::string shown(const toml::node& node) {
 
 void check_number(const std::string& path, double value, const Limits& limits,
                   const std::string& got) {
-  if (limits.open ? value > limits.low : value >= limits.low && value <= limits.high) return;
+  const bool low = limits.open ? value > limits.low : value >= limits.low;
+  const bool high = limits.open_above ? value < limits.high : value <= limits.high;
+  if (low && high) return;
+  if (limits.open_above) wrong(path, fmt::format("a number of at least {} and below {}", limits.low, limits.high), got);
   if (limits.open) wrong(path, fmt::format("a number above {}", limits.low), got);
   if (limits.high < std::numeric_limits<double>::infinity())
     wrong(path, fmt::format("a number from {} to {}", limits.low, limits.high), got);
@@ -205,6 +208,13 @@ void check_together(const Config& c) {
   if (c.optimizer.warmup_steps > c.train.steps)
     wrong("optimizer.warmup_steps", fmt::format("at most train.steps = {}", c.train.steps),
           std::to_string(c.optimizer.warmup_steps));
+  if (c.optimizer.schedule != "constant" && c.optimizer.warmup_steps == c.train.steps)
+    wrong("optimizer.warmup_steps",
+          fmt::format("fewer than train.steps = {} with schedule {}", c.train.steps, c.optimizer.schedule),
+          std::to_string(c.optimizer.warmup_steps));
+  if (c.optimizer.nesterov && (c.optimizer.momentum == 0 || c.optimizer.dampening != 0))
+    wrong("optimizer.nesterov", "optimizer.momentum above 0 and optimizer.dampening 0 with it",
+          fmt::format("{} and {}", c.optimizer.momentum, c.optimizer.dampening));
   if (c.optimizer.lr_floor > c.optimizer.lr)
     wrong("optimizer.lr_floor", fmt::format("at most optimizer.lr = {}", c.optimizer.lr),
           fmt::format("{}", c.optimizer.lr_floor));

@@ -13,11 +13,12 @@ namespace dovetail::trainer::config_fields {
 struct Limits {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
-  bool open = false;
+  bool open = false, open_above = false;  // (low, ..., and ..., high)
   std::vector<std::string> words{};
 };
 inline Limits at_least(double low) { return {low}; }
 inline Limits between(double low, double high) { return {low, high}; }
+inline Limits below(double low, double high) { return {.low = low, .high = high, .open_above = true}; }
 inline Limits above(double low) { return {low, std::numeric_limits<double>::infinity(), true}; }
 inline Limits one_of(std::vector<std::string> words) { return {.words = std::move(words)}; }
 
@@ -62,10 +63,10 @@ void visit(V& v, OptimizerConfig& c) {
   v("lr_floor", c.lr_floor, at_least(0));
   v("decay_steps", c.decay_steps, at_least(0));
   v("tail", c.tail, one_of({"linear", "cosine", "1-sqrt"}));
-  v("beta1", c.beta1, between(0, 1));
-  v("beta2", c.beta2, between(0, 1));
+  v("beta1", c.beta1, below(0, 1));
+  v("beta2", c.beta2, below(0, 1));
   v("eps", c.eps, above(0));
-  v("momentum", c.momentum, between(0, 1));
+  v("momentum", c.momentum, below(0, 1));
   v("dampening", c.dampening, between(0, 1));
   v("nesterov", c.nesterov);
   v("weight_decay", c.weight_decay, at_least(0));
@@ -75,7 +76,7 @@ void visit(V& v, OptimizerConfig& c) {
 
 template <class V>
 void visit(V& v, MuonConfig& c) {
-  v("momentum", c.momentum, between(0, 1));
+  v("momentum", c.momentum, below(0, 1));
   v("nesterov", c.nesterov);
   v("steps", c.steps, between(1, 100));
   v("scale", c.scale, one_of({"original", "match_rms_adamw"}));
@@ -84,7 +85,7 @@ void visit(V& v, MuonConfig& c) {
 
 template <class V>
 void visit(V& v, ShampooConfig& c) {
-  v("beta1", c.beta1, between(0, 1));
+  v("beta1", c.beta1, below(0, 1));
   v("beta2", c.beta2, between(0, 1));
   v("epsilon", c.epsilon, above(0));
   v("block", c.block, between(1, 65536));

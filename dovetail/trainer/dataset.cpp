@@ -41,15 +41,15 @@ TokenBatch Dataset::batch(std::span<const int64_t> samples) const {
 }
 
 Split split_dataset(std::shared_ptr<const TokenStream> stream, double validation_fraction,
-                    int64_t length) {
+                    int64_t length, const std::string& key) {
   const int64_t size = stream->size();
   const auto cut =
       size - static_cast<int64_t>(std::llround(validation_fraction * static_cast<double>(size)));
   Split split{Dataset(stream, {0, cut}, length), Dataset(stream, {cut, size}, length)};
   if (split.train.samples() < 1)
     raise<ConfigError>(
-        "data: {} training tokens are less than one sample of {} (data.sequence) and its target",
-        cut, length);
+        "{}: {} {} tokens are less than one sample of {} (data.sequence) and its target", key, cut,
+        key == "data.validation" ? "validation" : "training", length);
   if (validation_fraction > 0 && split.validation.samples() < 1)
     raise<ConfigError>(
         "data: {} validation tokens are less than one sample of {} (data.sequence) and its target",

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 
 #include "dovetail/base/interval.h"
 #include "dovetail/trainer/token_stream.h"
@@ -49,7 +50,8 @@ struct Split {
 // The last `validation_fraction` of the stream is for validation, the rest for training; the
 // documents' order is that of the hash of their names. Throws ConfigError when either part is
 // shorter than one sample (fraction 0: none is wanted).
+// `key`: of the configuration, for messages.
 Split split_dataset(std::shared_ptr<const TokenStream> stream, double validation_fraction,
-                    int64_t length);
+                    int64_t length, const std::string& key = "data");
 
 }  // namespace dovetail::trainer

@@ -15,6 +15,8 @@ void members(P& p, F&& f) {
   f("tokens", p.tokens);
   f("seed", p.seed);
   f("sequence", p.sequence);
+  f("shuffle", p.shuffle);
+  f("keep_last", p.keep_last);
   f("data_digest", p.data_digest);
 }
 
@@ -48,6 +50,8 @@ void check_resumable(const Progress& now, const Progress& then) {
   };
   check("run.seed", now.seed, then.seed);
   check("data.sequence", now.sequence, then.sequence);
+  check("data.shuffle", now.shuffle, then.shuffle);
+  check("data.last_batch = keep", now.keep_last, then.keep_last);
   check("digest of the data", now.data_digest, then.data_digest);
 }
 

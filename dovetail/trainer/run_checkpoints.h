@@ -23,6 +23,8 @@ struct Progress {
   // What `position` refers to; a resumed run must agree.
   int64_t seed = 0;
   int64_t sequence = 0;
+  int64_t shuffle = 1;    // data.shuffle
+  int64_t keep_last = 0;  // data.last_batch = "keep"
   uint64_t data_digest = 0;
   bool operator==(const Progress&) const = default;
 };

@@ -1,8 +1,11 @@
 #include "dovetail/trainer/run_setup.h"
 
+#include <c10/util/Exception.h>
+
 #include <cstring>
 #include <filesystem>
 #include <limits>
+#include <new>
 
 #include "dovetail/base/dtype.h"
 #include "dovetail/base/error.h"
@@ -18,7 +21,7 @@ Split load_data(const DataConfig& config) {
   if (config.validation.empty())
     return split_dataset(std::move(stream), config.validation_fraction, config.sequence);
   auto validation =
-      std::make_shared<TokenStream>(find_documents(config.validation, config.suffixes));
+      std::make_shared<TokenStream>(find_documents(config.validation, config.suffixes, "data.validation"));
   if (validation->vocab_size() != stream->vocab_size() ||
       validation->is_text() != stream->is_text())
     raise<ConfigError>(
@@ -26,7 +29,7 @@ Split load_data(const DataConfig& config) {
         stream->is_text() ? "text" : "tokens", stream->vocab_size(),
         validation->is_text() ? "text" : "tokens", validation->vocab_size());
   Split split = split_dataset(std::move(stream), 0, config.sequence);
-  split.validation = split_dataset(std::move(validation), 0, config.sequence).train;
+  split.validation = split_dataset(std::move(validation), 0, config.sequence, "data.validation").train;
   return split;
 }
 
@@ -47,7 +50,16 @@ std::unique_ptr<models::Model> make_model(const Config& config, int64_t data_voc
   const std::string name = options.value("name", "llama");
   options.erase("name");
   if (!options.contains("vocab_size")) options["vocab_size"] = data_vocab;
-  std::unique_ptr<models::Model> model = models::build_model(name, options);
+  std::unique_ptr<models::Model> model;
+  try {
+    model = models::build_model(name, options);
+  } catch (const ConfigError& e) {
+    raise<ConfigError>("config: model: {}", e.what());
+  } catch (const std::bad_alloc&) {
+    raise<ConfigError>("config: model: wanted one that fits into memory, got {}", options.dump());
+  } catch (const c10::Error& e) {
+    raise<ConfigError>("config: model: cannot be made from {}: {}", options.dump(), e.what_without_backtrace());
+  }
   if (model->vocabulary() < data_vocab)
     raise<ConfigError>("model.vocab_size: wanted at least the data's {}, got {}", data_vocab,
                        model->vocabulary());

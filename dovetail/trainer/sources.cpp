@@ -81,12 +81,12 @@ Document token_document(const std::string& path, const std::string& sidecar) {
   return document;
 }
 
-std::vector<Document> documents_of(const std::string& source,
-                                   const std::vector<std::string>& suffixes) {
+std::vector<Document> documents_of(const std::string& source, const std::vector<std::string>& suffixes,
+                                   const std::string& key) {
   if (source == "python-stdlib")
     return folder_documents(python_library_folder(), {".py"},
                             Skip(kNotLibrary.begin(), kNotLibrary.end()));
-  if (!fs::exists(source)) raise<ConfigError>("data.sources: {}: no such file or folder", source);
+  if (!fs::exists(source)) raise<ConfigError>("{}: {}: no such file or folder", key, source);
   if (fs::is_directory(source)) return folder_documents(source, suffixes, {});
   const std::string sidecar = source + ".json";
   if (fs::exists(sidecar)) return {token_document(source, sidecar)};
@@ -96,11 +96,11 @@ std::vector<Document> documents_of(const std::string& source,
 }  // namespace
 
 std::vector<Document> find_documents(const std::vector<std::string>& sources,
-                                     const std::vector<std::string>& suffixes) {
+                                     const std::vector<std::string>& suffixes, const std::string& key) {
   std::vector<Document> all;
   for (const std::string& source : sources) {
-    std::vector<Document> found = documents_of(source, suffixes);
-    if (found.empty()) raise<ConfigError>("data.sources: {}: found no file to train on", source);
+    std::vector<Document> found = documents_of(source, suffixes, key);
+    if (found.empty()) raise<ConfigError>("{}: {}: found no file to read", key, source);
     std::move(found.begin(), found.end(), std::back_inserter(all));
   }
   return all;

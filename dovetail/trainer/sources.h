@@ -18,7 +18,9 @@ namespace dovetail::trainer {
 
 // Throws ConfigError for a source that does not exist or holds nothing, FileError for a bad sidecar
 // or file.
+// `key`: of the configuration, for messages.
 std::vector<Document> find_documents(const std::vector<std::string>& sources,
-                                     const std::vector<std::string>& suffixes);
+                                     const std::vector<std::string>& suffixes,
+                                     const std::string& key = "data.sources");
 
 }  // namespace dovetail::trainer

@@ -106,6 +106,8 @@ TrainingRun::TrainingRun(Config config, std::shared_ptr<comm::Group> world)
       CheckpointOptions{folder_ + "/checkpoints", config_.checkpoint.keep, to_toml(config_)});
   progress_.seed = config_.run.seed;
   progress_.sequence = config_.data.sequence;
+  progress_.shuffle = config_.data.shuffle;
+  progress_.keep_last = config_.data.last_batch == "keep";
   progress_.data_digest = stream.digest();
   if (leads())
     say(fmt::format(
@@ -235,11 +237,17 @@ std::string TrainingRun::generate_sample() {
   const SampleConfig& c = config_.sample;
   if (c.tokens == 0 || !is_text()) return "";
   engine_->gather_all();
-  const auto tokens =
-      models::sample(*model_, models::tokens_of_bytes(c.prompt), c.tokens,
-                     {c.temperature, c.top_k, static_cast<uint64_t>(config_.run.seed)});
-  const std::string text = c.prompt + printable(tokens);
+  std::string text;
+  try {
+    const auto tokens =
+        models::sample(*model_, models::tokens_of_bytes(c.prompt), c.tokens,
+                       {c.temperature, c.top_k, static_cast<uint64_t>(config_.run.seed)});
+    text = c.prompt + printable(tokens);
+  } catch (const StateError& e) {  // weights that are not finite, the same on all ranks
+    if (leads()) say(fmt::format("no sample: {}", e.what()));
+  }
   engine_->release_all();
+  if (text.empty()) return text;
   if (leads()) {
     write_file(folder_ + "/sample.txt", text);
     say("sample:\n" + text + "\n");

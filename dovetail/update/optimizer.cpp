@@ -108,6 +108,12 @@ UpdateOps make_optimizer(const OptimizerOptions& options, std::span<const Tensor
   std::set<std::string> used{options.name};
   if (tensors.empty() && options.name != "sgd" && options.name != "adam8") used.insert("adamw");
   for (const TensorSpec& t : tensors) used.insert(rules.factors(t).optimizer);
+  if (used.contains("muon") && options.muon.unit != "matrix" && !tensors.empty() &&
+      std::none_of(tensors.begin(), tensors.end(), [&](const TensorSpec& t) {
+        return rules.selects("muon", t) && muon_unit(options.muon, t).kind == UnitKind::node;
+      }))
+    raise<ConfigError>("muon.unit: wanted matrix or nodes that some parameter of muon has, got \"{}\"",
+                       options.muon.unit);
   UpdateOps ops;
   for (const std::string& name : used) {
     if (name == "adamw")

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <mutex>
+#include <set>
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/degrees.h"
@@ -293,6 +294,41 @@ TEST(Units, AFrozenParameterKeepsItsUnitsAndState) {
     engine.step(0.1f, 0.5);
     EXPECT_NE(before, bits({whole_parameter(engine, "block0.qkv")}));
   });
+}
+
+// Case B14: what is 8-bit, and where its blocks lie, follows from the global tensor.
+TEST(Units, EightBitStateIsTheSameAtEveryRankCount) {
+  const std::vector<ZooSpec> specs{{"a", {6, 1024}}, {"b", {3, 1024}}, {"c", {4100}}, {"d", {1, 4096}}};
+  std::string state, weights;
+  for (int ranks : {1, 2, 3, 4})
+    for (const plan::Degrees& d : plan::legal_chains(ranks))
+      run_ranks(Transport::threads, ranks, [&](comm::Group& world) {
+        auto model = std::make_shared<ops::Unit<ZooBlock>>(specs);
+        initialise(*model, 3);
+        Engine engine(model, borrow(world), options(d.zero1, d.zero2, d.zero3), optimizer("adam8", {}));
+        for (int step = 0; step < 2; ++step) {
+          std::vector<at::Tensor> gradients;  // of rank 0 alone, so that the sum is exact
+          for (const TensorSpec& t : engine.plan().tensors)
+            gradients.push_back(batch(step, t.shape) * (world.rank() == 0 ? 1 : 0));
+          engine.inject_gradients(gradients);
+          engine.step(0.01f, 1);
+        }
+        std::set<std::string> eight, full;
+        for (const StateEntry& e : engine.state()) {
+          if (e.field == "exp_avg_code") eight.insert(e.tensor);
+          if (e.field == "exp_avg") full.insert(e.tensor);
+          if (e.field == "exp_avg_scale") {
+            EXPECT_EQ(e.shape, (std::vector<int64_t>{e.tensor == "a" ? 24 : e.tensor == "c" ? 17 : 16}));
+          }
+        }
+        EXPECT_EQ(eight, (std::set<std::string>{"a", "c", "d"}));
+        EXPECT_EQ(full, (std::set<std::string>{"b"}));
+        const std::string mine = state_bits(engine, world), whole = bits(whole_parameters(engine));
+        if (world.rank() != 0) return;
+        if (state.empty()) state = mine, weights = whole;
+        EXPECT_EQ(state, mine) << ranks << " ranks, " << plan::to_text(d);
+        EXPECT_EQ(weights, whole) << ranks << " ranks, " << plan::to_text(d);
+      });
 }
 
 TEST(Units, RanksWithOtherOptimizersAreTold) {

@@ -103,7 +103,7 @@ TEST(Config, ImpossibleValuesAreRefused) {
   EXPECT_EQ(error_of("[optimizer]\nlr = nan\n"),
             "config: optimizer.lr: wanted a finite number, got nan");
   EXPECT_EQ(error_of("[optimizer]\nbeta1 = 1.5\n"),
-            "config: optimizer.beta1: wanted a number from 0 to 1, got 1.5");
+            "config: optimizer.beta1: wanted a number of at least 0 and below 1, got 1.5");
   EXPECT_EQ(error_of("[shard]\nformat = 'fp8'\n"),
             "config: shard.format: wanted one of fp32, bf16, got 'fp8'");
   EXPECT_EQ(error_of("", {"train.steps=5", "optimizer.warmup_steps=6"}),

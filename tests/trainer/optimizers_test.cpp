@@ -117,7 +117,7 @@ INSTANTIATE_TEST_SUITE_P(All, Optimizers,
 using OptimizerConfigs = Optimizers;
 
 TEST_P(OptimizerConfigs, ARuleGivesAParameterItsOptimizerAndTheRunSaysSo) {
-  train_job(2, config("run", {"train.steps=2",
+  train_job(2, config("run", {"train.steps=3",
                               "optimizer.rules=[{pattern = \"*mlp*\", optimizer = \"sgd\", lr_scale = 0.5}]"}));
   const std::string text = read_text_file(at("run") + "/optimizer.txt");
   EXPECT_THAT(text, ::testing::ContainsRegex("model.layers.0.mlp.up_proj.weight +sgd +0.5"));

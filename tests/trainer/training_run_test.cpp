@@ -54,6 +54,18 @@ TEST_F(Training, LeavesEverythingThatARunPromises) {
   EXPECT_THAT(read_text_file(at("run") + "/sample.txt"), HasSubstr("def "));
 }
 
+TEST_F(Training, RecomputationChangesNoLoss) {
+  for (const std::string format : {"fp32", "bf16"})
+    for (const int ranks : {1, 2}) {
+      const std::string run = format + std::to_string(ranks);
+      train_job(ranks, config(run, {"shard.format=" + format}));
+      train_job(ranks, config(run + "r", {"shard.format=" + format, "shard.recompute=true"}));
+      const auto plain = step_lines(at(run)), again = step_lines(at(run + "r"));
+      ASSERT_EQ(again.size(), 6u);
+      for (size_t i = 0; i < plain.size(); ++i) EXPECT_EQ(plain[i].at("loss"), again[i].at("loss"));
+    }
+}
+
 TEST_F(Training, BytesSentAndHeldAreThoseOfThePlan) {
   std::mutex mutex;
   int64_t sent = 0, held = 0;  // rank 0's, as the plan predicts
