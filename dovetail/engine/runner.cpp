@@ -100,7 +100,9 @@ void Runner::refresh() {
   comm::Group& ranks = *context_.ranks.refresh;
   if (ranks.size() > 1) {
     const std::byte mine{static_cast<unsigned char>(stale)};
-    for (const auto& vote : ranks.gather_bytes({&mine, 1}, context_.identity(comm::Phase::control, -1)))
+    comm::Identity id = context_.identity(comm::Phase::control, -1);
+    id.label = "a forward pass of root";
+    for (const auto& vote : ranks.gather_bytes({&mine, 1}, id))
       stale |= vote.at(0) != std::byte{0};
   }
   if (!stale) return;

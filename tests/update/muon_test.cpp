@@ -131,7 +131,8 @@ struct Trained {
       if (unit.is_assembled()) places = unit_places(spec, unit);
       for (size_t u = 0; u < places.size(); ++u) {
         std::vector<Field> fields;
-        for (const FieldUse& use : op->uses(spec)) {
+        const std::vector<FieldUse> uses = op->uses(spec);  // whose names the fields refer to
+        for (const FieldUse& use : uses) {
           at::Tensor& t = use.name == kWeight ? weight : use.name == kGrad ? grad : momentum;
           fields.push_back({use.name, DType::f32,
                             reinterpret_cast<std::byte*>(t.data_ptr<float>() + places[u].first),
