@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Dovetail beside PyTorch's own data parallelism, interleaved in one run; prints ratios as a table and writes JSON.
 
-usage: benchmarks/compare.py [--sizes S M] [--ranks 2 4] [--rounds 2] [--steps 10] [--systems ...] [--out FILE.json]
+usage: benchmarks/compare.py [--sizes S M] [--ranks 2 4] [--rounds 2] [--steps 8] [--warm 3] [--systems ...] [--out FILE.json]
 
 Every round runs each system once, one after the other, on the same machine with one thread a rank, Gloo on loopback and
 MALLOC_MMAP_THRESHOLD_=262144 on all sides. A figure is the median over rounds of the median over steps. Memory is the growth
@@ -35,7 +35,7 @@ def run(system, size, ranks, args, out):
         command += ["--optimizer", next((w for w in words if w != "bf16"), "adamw")]
     else:
         command = launcher + [os.path.join(args.rivals, "bench.py"), "--system", system]
-    command += ["--size", size, "--bs", "1", "--steps", str(args.steps), "--out", out]
+    command += ["--size", size, "--bs", "1", "--steps", str(args.steps), "--warm", str(args.warm), "--out", out]
     for attempt in range(ATTEMPTS):  # torch's own teardown aborts now and then; such a run is repeated as a whole
         if os.path.exists(out):
             os.remove(out)
@@ -65,6 +65,7 @@ def main():
     parser.add_argument("--ranks", nargs="+", type=int, default=[2, 4])
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=8)
+    parser.add_argument("--warm", type=int, default=3, help="first steps that are left out")
     parser.add_argument("--systems", nargs="+",
                         default=["local", "dovetail", "fsdp2", "dovetail_bf16", "fsdp2_bf16", "ddp"])
     parser.add_argument("--rivals", default=os.path.join(ROOT, "../shared/rivals"))
