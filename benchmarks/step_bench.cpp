@@ -1,6 +1,5 @@
 // One training step of the comparison model (sizes S and M), timed as the rivals' script times
-// theirs; rank 0 appends one
-// JSON line. Started by a launcher, one process a rank:
+// theirs; rank 0 appends one JSON line. Started by a launcher, one process a rank:
 //   torchrun --no-python --nproc-per-node 2 build/bin/step_bench --size S --format fp32 --out results.jsonl
 #include <ATen/Parallel.h>
 #include <ATen/core/grad_mode.h>

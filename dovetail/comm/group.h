@@ -41,8 +41,7 @@ class Work {
 using WorkHandle = std::unique_ptr<Work>;  // never null
 
 // One plane of a gather. Slices (bytes of the whole, ascending, disjoint, one per member, possibly
-// empty) say what each
-// member holds.
+// empty) say what each member holds.
 struct GatherPlane {
   // this member's slice: slices[rank].size() bytes; may lie in place inside `whole`
   const std::byte* shard = nullptr;
@@ -106,8 +105,8 @@ class Group {
   virtual std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) = 0;
 
   // Tells every rank of the world that this one goes no further and why: their waits end with a
-  // CommError that names it
-  // and the reason. Afterwards the group can only be destroyed. Never throws, never blocks.
+  // CommError that names it and the reason. Afterwards the group can only be destroyed. Never
+  // throws, never blocks.
   virtual void fail(std::string_view reason) noexcept = 0;
 
   virtual const Counters& counters() const = 0;  // shared by all groups split from one world

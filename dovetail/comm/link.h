@@ -67,8 +67,8 @@ class Link {
   virtual Fault report(const Fault& seen) noexcept = 0;
 
   // Called once by a rank that has nothing more to send or receive, before destruction and only
-  // without a fault. Waits
-  // until the others have received what was sent to them, at most until then.
+  // without a fault. Waits until the others have received what was sent to them, at most until
+  // then.
   virtual void leave(Clock::time_point until) noexcept = 0;
 };
 

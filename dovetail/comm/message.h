@@ -50,8 +50,8 @@ uint32_t header_tag(uint16_t group);
 // The first tag of an operation's payload: a hash of its identity.
 uint32_t payload_base(const Header& header);
 // The tag of a message of the operation. Messages of one stage and different sizes never share a
-// tag while their sizes
-// differ by less than a gigabyte, so that a message is never received into memory of another size.
+// tag while their sizes differ by less than a gigabyte, so that a message is never received into
+// memory of another size.
 uint32_t payload_tag(uint32_t base, int stage, int64_t bytes);
 
 }  // namespace dovetail::comm

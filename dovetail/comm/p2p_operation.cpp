@@ -203,8 +203,7 @@ void P2POperation::require(Outcome outcome, int member) {
 }
 
 // Some header is missing at the deadline. A header that differs explains it better than silence
-// does; otherwise all who
-// are silent are named.
+// does; otherwise all who are silent are named.
 void P2POperation::fail_late(int member) {
   std::string silent;
   int first = -1;

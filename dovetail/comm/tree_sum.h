@@ -12,17 +12,15 @@ namespace dovetail::comm {
 
 // The tree splits a set of ranks at the highest bit in which its smallest and largest differ: ((0+1)+(2+3)), and
 // ((0+1)+2) for three. A sum over aligned runs of 2^k ranks is therefore a subtree of the sum over
-// all, and reducing in
-// stages (inner ranks first) gives the same bits as reducing at once.
+// all, and reducing in stages (inner ranks first) gives the same bits as reducing at once.
 class SumTree {
  public:
   // Ranks of the members, distinct, in any order.
   explicit SumTree(std::span<const int> ranks);
 
-  // output[i] (+)= the sum over members m of inputs[m][i], taken in fp32. Inputs hold
-  // output.size() elements of `dtype`
-  // (fp32, or bf16 widened on the way), of any alignment; output overlaps none of them. The bits of an element do not
-  // depend on where it lies.
+  // output[i] (+)= the sum over members m of inputs[m][i], taken in fp32. Inputs hold output.size()
+  // elements of `dtype` (fp32, or bf16 widened on the way), of any alignment; output overlaps none
+  // of them. The bits of an element do not depend on where it lies.
   void sum(std::span<const std::byte* const> inputs, DType dtype, std::span<float> output, bool accumulate) const;
 
   // The same tree over values of any kind: leaf(member) gives one, add(a, b) their sum.

@@ -9,8 +9,7 @@
 namespace dovetail::engine_detail {
 
 // Replaces each tensor by itself behind one common node; `then` runs, in every backward pass, once
-// the gradients of all
-// of them that the pass needs have been computed.
+// the gradients of all of them that the pass needs have been computed.
 void see_backward(std::span<at::Tensor* const> tensors, std::function<void()> then);
 
 }  // namespace dovetail::engine_detail

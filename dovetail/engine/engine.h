@@ -105,9 +105,8 @@ class Engine {
   int64_t steps_done() const;
   void set_steps_done(int64_t steps);  // after loading a checkpoint
 
-  // The update parameters, in plan order. Handing out writable views makes every later root
-  // forward start from the main
-  // weights again.
+  // The update parameters, in plan order. Handing out writable views makes every later root forward
+  // start from the main weights again.
   std::vector<UpdateParameter> parameters();
   // Main weight of parameter `index` (plan order), whole, in the main dtype, on every rank; a copy. Collective.
   at::Tensor whole_parameter(int64_t index);
@@ -115,8 +114,8 @@ class Engine {
   // has none. Collective.
   at::Tensor whole_gradient(int64_t index);
   // Replaces the gradient of this rank for the coming step by `gradient` (whole, fp32) as if
-  // backward had produced it.
-  // For tests and custom gradients. Collective over all parameters in plan order: call once for each.
+  // backward had produced it. For tests and custom gradients. Collective over all parameters in
+  // plan order: call once for each.
   void inject_gradients(const std::vector<at::Tensor>& gradients);
 
   // Main weights and optimizer state, for checkpoints, in the same order on every rank.

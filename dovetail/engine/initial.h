@@ -8,8 +8,7 @@
 namespace dovetail::engine_detail {
 
 // must_agree: compares hashes of all parameters and buffers over the world; throws ConfigError on
-// every rank. Otherwise
-// rank 0's bytes replace all others'. Collective.
+// every rank. Otherwise rank 0's bytes replace all others'. Collective.
 void settle_initial(const ScannedModel& model, InitialWeights how, comm::Group& world);
 
 // Compares the plan's text and the optimizer's description over the world; throws PlanError naming the first line that

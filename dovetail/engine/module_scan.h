@@ -46,8 +46,8 @@ struct ScannedModel {
 };
 
 // Throws ConfigError naming the parameter: on the meta device, not dense, not floating point, of a
-// dtype other than fp32
-// or bf16, or outside of every unit. The module owns what the pointers point to.
+// dtype other than fp32 or bf16, or outside of every unit. The module owns what the pointers point
+// to.
 ScannedModel scan(torch::nn::Module& root);
 
 }  // namespace dovetail::engine_detail

@@ -176,8 +176,8 @@ void Runner::before_backward(int64_t g) {
   gather_ahead(g, /*backward=*/true);
 }
 
-// Units between the last one and g that this rank's backward does not go through: other ranks'
-// may, and need its shards.
+// Units between the last one and g that this rank's backward does not go through: other ranks' may,
+// and need its shards.
 void Runner::join_skipped_gathers(int64_t g) {
   for (auto it = order_.rbegin(); it != order_.rend() && *it != g; ++it) {
     GroupRun& run = runs_[*it];

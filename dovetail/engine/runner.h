@@ -2,10 +2,10 @@
 // (plan/schedule.h states the rules).
 //
 // Order. Collectives are issued in the same order on every rank. Gathers follow the order in which
-// units run. Reductions
-// follow one fixed order, the reverse of the forward order with the root last, whatever order gradients arrive in: a
-// group that is ready early waits its turn, and what no gradient reached by the end of backward is reduced then, as
-// zeros. The forward order is the plan's until the first step, and what all ranks have seen from then on.
+// units run. Reductions follow one fixed order, the reverse of the forward order with the root
+// last, whatever order gradients arrive in: a group that is ready early waits its turn, and what no
+// gradient reached by the end of backward is reduced then, as zeros. The forward order is the
+// plan's until the first step, and what all ranks have seen from then on.
 #pragma once
 
 #include <ATen/core/Tensor.h>

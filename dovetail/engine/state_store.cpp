@@ -1,6 +1,7 @@
 #include "dovetail/engine/state_store.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "dovetail/base/error.h"
 
@@ -22,11 +23,10 @@ void fill(std::byte* data, DType dtype, int64_t count, float value) {
 }  // namespace
 
 StateStore::StateStore(Context& context, const std::vector<std::unique_ptr<ShardGroup>>& groups,
-                       const UpdatePlan& update, const UpdateOps& ops)
+                       const UpdatePlan& update)
     : context_(context),
       groups_(groups),
       update_(update),
-      ops_(ops),
       buffers_(groups.size()),
       unit_buffers_(groups.size()),
       ranges_(context.plan.tensors.size()),
@@ -51,22 +51,16 @@ void StateStore::allocate(int64_t g, const std::vector<int64_t>& owned) {
       bytes[{f.name, f.dtype}] += range.values * size_of(f.dtype);
       ranges_[p.index].emplace(f.name, range);
     }
-  auto state_of = [&](int64_t u) {
-    const plan::UnitDemand& demand = update_.demands[update_.owners.units[u].demand];
-    return ops_[demand.op]->state(context_.plan.tensors[demand.tensor]);
-  };
-  auto per_unit = [&](int64_t u, auto&& visit) {  // visit(its field in the update plan, values)
-    const plan::OwnedUnit& unit = update_.owners.units[u];
-    for (const StateField& own : state_of(u)) {
-      if (own.per != StateField::Per::unit) continue;
-      for (const StateField& f : update_.updates[update_.demands[unit.demand].tensor].state)
-        if (f.name == own.name) visit(f, f.unit_values[unit.number]);
+  auto each_unit_field = [&](auto&& visit) {  // visit(unit, field, values)
+    for (int64_t u : owned) {
+      const plan::OwnedUnit& unit = update_.owners.units[u];
+      for (const StateField& f : update_.unit_state[unit.demand])
+        visit(u, f, f.unit_values[unit.number]);
     }
   };
-  for (int64_t u : owned)
-    per_unit(u, [&](const StateField& f, int64_t n) {
-      unit_bytes[{f.name, f.dtype}] += n * size_of(f.dtype);
-    });
+  each_unit_field([&](int64_t, const StateField& f, int64_t n) {
+    unit_bytes[{f.name, f.dtype}] += n * size_of(f.dtype);
+  });
 
   for (const auto& [key, n] : bytes)
     buffers_[g][key] = Buffer(context_.allocator, context_.ledger, n, Role::state);
@@ -81,14 +75,13 @@ void StateStore::allocate(int64_t g, const std::vector<int64_t>& owned) {
              range.field->initial);
     }
   std::map<Key, int64_t> at;
-  for (int64_t u : owned)
-    per_unit(u, [&](const StateField& f, int64_t n) {
-      const Key key{f.name, f.dtype};
-      std::byte* data = unit_buffers_[g].at(key).data() + at[key];
-      at[key] += n * size_of(f.dtype);
-      fill(data, f.dtype, n, f.initial);
-      unit_fields_[u].push_back({f.name, f.dtype, data, n});
-    });
+  each_unit_field([&](int64_t u, const StateField& f, int64_t n) {
+    const Key key{f.name, f.dtype};
+    std::byte* data = unit_buffers_[g].at(key).data() + at[key];
+    at[key] += n * size_of(f.dtype);
+    fill(data, f.dtype, n, f.initial);
+    unit_fields_[u].push_back({f.name, f.dtype, data, n});
+  });
 }
 
 Field StateStore::field(const ShardGroup& group, const GroupParameter& p,
@@ -106,10 +99,6 @@ Field StateStore::field(const ShardGroup& group, const GroupParameter& p,
 
 void StateStore::list(ShardedState& out) const {
   const bool writer = context_.position.replica == 0;
-  std::map<int64_t, std::vector<int64_t>> units;  // of each parameter, owned here
-  for (int64_t u = 0; u < std::ssize(unit_fields_); ++u)
-    if (!unit_fields_[u].empty())
-      units[update_.demands[update_.owners.units[u].demand].tensor].push_back(u);
   for (const auto& group : groups_)
     for (const GroupParameter& p : group->parameters()) {
       const TensorSpec& spec = context_.plan.tensors[p.index];
@@ -122,36 +111,42 @@ void StateStore::list(ShardedState& out) const {
                      .data = group->main_at(p),
                      .writer = writer});
       for (const StateField& f : update_.updates[p.index].state) {
-        StateEntry entry{.tensor = spec.name,
-                         .field = f.name,
-                         .shape = {f.values(spec)},
-                         .dtype = f.dtype,
-                         .elements = {},
-                         .data = nullptr,
-                         .writer = writer};
-        if (f.per != StateField::Per::unit) {
-          const Field here = field(*group, p, f.name);
-          if (f.per == StateField::Per::element) entry.shape = spec.shape;
-          entry.elements = f.values_in(own);
-          entry.data = here.data;
-          out.push_back(entry);
-          continue;
-        }
-        out.push_back(entry);  // on every rank, so that all list the same fields
-        for (int64_t u : units[p.index]) {
-          const plan::OwnedUnit& unit = update_.owners.units[u];
-          for (const Field& here : unit_fields_[u]) {
-            if (here.name != f.name) continue;
-            int64_t first = 0;
-            for (int64_t n = 0; n < unit.number; ++n) first += f.unit_values[n];
-            entry.elements = {first, first + here.size};
-            entry.data = here.data;
-            entry.writer = writer || unit.replica != plan::kEveryReplica;
-            out.push_back(entry);
-          }
+        out.push_back({.tensor = spec.name,
+                       .field = f.name,
+                       .shape = f.per == StateField::Per::element
+                                    ? spec.shape
+                                    : std::vector<int64_t>{f.values(spec)},
+                       .dtype = f.dtype,
+                       .elements = {},
+                       .data = nullptr,
+                       .writer = writer});
+        // An entry without elements stays for a field per unit, so that all ranks list the same.
+        if (f.per == StateField::Per::unit) {
+          list_units(p.index, f, out);
+        } else {
+          out.back().elements = f.values_in(own);
+          out.back().data = field(*group, p, f.name).data;
         }
       }
     }
+}
+
+void StateStore::list_units(int64_t tensor, const StateField& f, ShardedState& out) const {
+  const StateEntry empty = out.back();
+  for (int64_t u = 0; u < std::ssize(unit_fields_); ++u) {
+    const plan::OwnedUnit& unit = update_.owners.units[u];
+    if (update_.demands[unit.demand].tensor != tensor) continue;
+    for (const Field& here : unit_fields_[u]) {
+      if (here.name != f.name) continue;
+      const auto first = std::accumulate(f.unit_values.begin(), f.unit_values.begin() + unit.number,
+                                         int64_t{0});
+      out.push_back(empty);
+      out.back().elements = {first, first + here.size};
+      out.back().data = here.data;
+      // A unit that replicas share is held by its owner alone.
+      out.back().writer = empty.writer || unit.replica != plan::kEveryReplica;
+    }
+  }
 }
 
 }  // namespace dovetail::engine_detail

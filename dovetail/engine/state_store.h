@@ -16,8 +16,7 @@ namespace dovetail::engine_detail {
 class StateStore {
  public:
   // Allocates everything and gives it its initial values. All arguments outlive the store.
-  StateStore(Context& context, const std::vector<std::unique_ptr<ShardGroup>>& groups, const UpdatePlan& update,
-             const UpdateOps& ops);
+  StateStore(Context& context, const std::vector<std::unique_ptr<ShardGroup>>& groups, const UpdatePlan& update);
 
   // This rank's part of a field of a parameter (weight and gradient included), as held at zero1.
   Field field(const ShardGroup& group, const GroupParameter& parameter, std::string_view name) const;
@@ -36,11 +35,12 @@ class StateStore {
   };
 
   void allocate(int64_t group, const std::vector<int64_t>& owned);
+  // Appends an entry for each unit of the tensor owned here, after the field's own at the end of `out`.
+  void list_units(int64_t tensor, const StateField& field, ShardedState& out) const;
 
   Context& context_;
   const std::vector<std::unique_ptr<ShardGroup>>& groups_;
   const UpdatePlan& update_;
-  const UpdateOps& ops_;
   std::vector<std::map<Key, Buffer>> buffers_, unit_buffers_;  // per group
   std::vector<std::map<std::string, Range, std::less<>>> ranges_;  // per parameter
   std::vector<std::vector<Field>> unit_fields_;                // per unit of the owner plan

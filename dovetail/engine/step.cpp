@@ -36,25 +36,26 @@ Stepper::Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions no
       update_(plan_update(context.plan, ops_)),
       norm_(norm),
       seed_(seed),
-      state_(context, runner.groups(), update_, ops_),
-      units_{
-          context, update_, ops_, state_, std::vector<ParameterPlace>(context.plan.tensors.size()),
-          {},      {}},
+      state_(context, runner.groups(), update_),
+      units_{.context = context,
+             .update = update_,
+             .ops = ops_,
+             .state = state_,
+             .places = std::vector<ParameterPlace>(context.plan.tensors.size()),
+             .workspace = {},
+             .sent = {}},
       next_op_(context.plan.tensors.size()) {
   for (auto& group : runner.groups())
     for (const GroupParameter& p : group->parameters()) units_.places[p.index] = {group.get(), &p};
+  const plan::Plan& plan = context.plan;
   plan::HeldBytes need;
-  plan::add_unit_bytes(context.plan, update_.demands, update_.owners, context.rank(), need);
+  plan::add_unit_bytes(plan, update_.demands, update_.owners, context.rank(), need);
   workspace_ = Buffer(context.allocator, context.ledger, need.workspace, Role::workspace);
   units_.workspace = {workspace_.data(), static_cast<size_t>(need.workspace)};
-  std::vector<int64_t> slots(plan::kBatchesInFlight);
-  for (size_t b = 0; b < update_.batches.size(); ++b) {
-    batches_.emplace_back(units_, b);
-    int64_t& slot = slots[b % slots.size()];
-    slot = std::max(slot, batches_.back().staging_bytes());
-  }
-  for (int64_t slot : slots)
+  for (int64_t slot :
+       plan::staging_slots(plan, update_.demands, update_.owners, context.rank()))
     staging_.emplace_back(context.allocator, context.ledger, slot, Role::staging);
+  for (size_t b = 0; b < update_.batches.size(); ++b) batches_.emplace_back(units_, b);
 }
 
 ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {

@@ -42,10 +42,6 @@ UnitWork::UnitWork(UnitEnvironment& environment, size_t batch)
       staged_(plan::stage(environment.context.plan, environment.update.demands,
                           environment.update.owners, batch_, environment.context.rank())) {}
 
-int64_t UnitWork::rank_at(int64_t shard, int64_t replica) const {
-  return plan::rank_of(env_.context.degrees(), shard, replica);
-}
-
 UnitWork::Part UnitWork::part_of(int64_t unit, size_t field) const {
   const plan::OwnedUnit& u = env_.update.owners.units[unit];
   const plan::UnitDemand& demand = env_.update.demands[u.demand];
@@ -53,9 +49,8 @@ UnitWork::Part UnitWork::part_of(int64_t unit, size_t field) const {
   const ParameterPlace& place = env_.places[demand.tensor];
   auto staged = [&](int64_t offset) { return offset < 0 ? nullptr : staging_ + offset; };
   return {.unit = &u,
-          .demand = &demand,
           .field = &demand.fields[field],
-          .role = plan::role_of(env_.context.plan, u, env_.context.rank()),
+          .role = s.role,
           .place = &demand.places[u.number],
           .packed = staged(s.packed[field]),
           .wire = staged(s.wire[field]),
@@ -110,6 +105,7 @@ void UnitWork::start(std::byte* staging, const std::vector<bool>& takes_part) {
     takes_part_.push_back(
         takes_part[env_.update.demands[env_.update.owners.units[u].demand].tensor]);
 
+  const plan::Degrees& degrees = env_.context.degrees();
   const int64_t me = env_.context.rank(), replica = env_.context.position.replica;
   std::vector<comm::Send> sends;
   std::vector<comm::Receive> receives;
@@ -117,9 +113,9 @@ void UnitWork::start(std::byte* staging, const std::vector<bool>& takes_part) {
     if (!p.field->reads) return;
     const bool own_replica = p.unit->replica == plan::kEveryReplica || p.unit->replica == replica;
     if (!own_replica) return;  // the owner reads from holders of its own replica
-    const int64_t owner = rank_at(p.unit->owner, replica);
+    const int64_t owner = plan::rank_of(degrees, p.unit->owner, replica);
     for (const plan::UnitFragment& f : p.unit->fragments) {
-      const int64_t holder = rank_at(f.shard, replica), n = f.packed.size();
+      const int64_t holder = plan::rank_of(degrees, f.shard, replica), n = f.packed.size();
       if (holder == owner || (me != holder && me != owner)) continue;
       if (me == holder) {
         if (p.wire) gather_local(p, f.packed, p.wire, true);
@@ -140,19 +136,8 @@ void UnitWork::start(std::byte* staging, const std::vector<bool>& takes_part) {
 
 void UnitWork::round_in_place(const Part& p) const {
   if (p.field->wire == p.field->bytes) return;
-  std::vector<uint16_t> rounded;
-  for (Interval run : p.place->runs({0, p.place->numel()})) {
-    const auto values =
-        floats(p.local.data + (run.begin - p.local_begin) * p.field->bytes, run.size());
-    constexpr size_t kPart = 4096;
-    rounded.resize(std::min(kPart, values.size()));
-    for (size_t at = 0; at < values.size(); at += kPart) {
-      const auto part = values.subspan(at, std::min(kPart, values.size() - at));
-      const std::span<uint16_t> bits(rounded.data(), part.size());
-      encode_bf16(part, bits);
-      decode_bf16(bits, part);
-    }
-  }
+  for (Interval run : p.place->runs({0, p.place->numel()}))
+    round_to_bf16(floats(p.local.data + (run.begin - p.local_begin) * p.field->bytes, run.size()));
 }
 
 void UnitWork::run_unit(int64_t unit, const StepContext& step) {
@@ -217,25 +202,25 @@ void UnitWork::run_unit(int64_t unit, const StepContext& step) {
 void UnitWork::compute(const StepContext& step) {
   work_->wait();
   for (int64_t u = batch_.begin; u < batch_.end; ++u)
-    if (takes_part_[u - batch_.begin] &&
-        plan::role_of(env_.context.plan, env_.update.owners.units[u], env_.context.rank()).owner)
+    if (takes_part_[u - batch_.begin] && staged_.units[u - batch_.begin].role.owner)
       run_unit(u, step);
 
+  const plan::Degrees& degrees = env_.context.degrees();
   const int64_t me = env_.context.rank(), replica = env_.context.position.replica;
-  const int64_t replicas = env_.context.plan.options.world / env_.context.degrees().zero1;
+  const int64_t replicas = env_.context.plan.options.world / degrees.zero1;
   std::vector<comm::Send> sends;
   std::vector<comm::Receive> receives;
   each_part([&](const Part& p) {
     if (!p.field->writes) return;
     const bool repeated = p.unit->replica == plan::kEveryReplica;
-    const int64_t owner = rank_at(p.unit->owner, repeated ? replica : p.unit->replica);
+    const int64_t owner = plan::rank_of(degrees, p.unit->owner, repeated ? replica : p.unit->replica);
     for (const plan::UnitFragment& f : p.unit->fragments) {
       const int64_t n = f.packed.size();
       auto bytes = [&](const std::byte* at) {
         return std::span<const std::byte>(at, n * p.field->wire);
       };
       for (int64_t r = repeated ? replica : 0; r < (repeated ? replica + 1 : replicas); ++r) {
-        const int64_t holder = rank_at(f.shard, r);
+        const int64_t holder = plan::rank_of(degrees, f.shard, r);
         if (holder == owner) continue;
         if (me == owner) {
           const std::byte* from = p.wire     ? p.wire + f.packed.begin * p.field->wire

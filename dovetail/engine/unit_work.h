@@ -39,7 +39,6 @@ class UnitWork {
   // `batch` numbers the environment's batches, which outlive this.
   UnitWork(UnitEnvironment& environment, size_t batch);
 
-  int64_t staging_bytes() const { return staged_.bytes; }
   // Sends and asks for what the owners read, of the parameters that take part in this step.
   void start(std::byte* staging, const std::vector<bool>& takes_part);
   // Waits for it, runs the operation on the units owned here and sends the results.
@@ -50,7 +49,6 @@ class UnitWork {
  private:
   struct Part {  // of a unit, for one of its fields
     const plan::OwnedUnit* unit;
-    const plan::UnitDemand* demand;
     const plan::UnitField* field;
     plan::UnitRole role;
     const UnitPlace* place;
@@ -60,7 +58,6 @@ class UnitWork {
     int64_t local_begin;
   };
 
-  int64_t rank_at(int64_t shard, int64_t replica) const;
   Part part_of(int64_t unit, size_t field) const;
   template <class Visit>
   void each_part(Visit&& visit) const;

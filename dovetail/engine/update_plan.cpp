@@ -1,8 +1,5 @@
 #include "dovetail/engine/update_plan.h"
 
-#include <algorithm>
-#include <numeric>
-
 #include "dovetail/base/error.h"
 
 namespace dovetail::engine_detail {
@@ -18,8 +15,16 @@ DType dtype_of_field(const plan::Plan& plan, const ParameterUpdate& update,
   return DType::f32;
 }
 
+// The fields that an operation keeps per unit, see UpdatePlan::unit_state.
+std::vector<StateField> state_per_unit(const UpdateOp& op, const TensorSpec& t) {
+  std::vector<StateField> fields = op.state(t);
+  std::erase_if(fields, [](const StateField& f) { return f.per != StateField::Per::unit; });
+  return fields;
+}
+
 plan::UnitDemand demand_of(const plan::Plan& plan, int64_t tensor, int64_t number,
-                           const UpdateOp& op, const ParameterUpdate& update) {
+                           const UpdateOp& op, const ParameterUpdate& update,
+                           const std::vector<StateField>& unit_state) {
   const TensorSpec& t = plan.tensors[tensor];
   plan::UnitDemand demand{.tensor = tensor,
                           .op = number,
@@ -28,14 +33,11 @@ plan::UnitDemand demand_of(const plan::Plan& plan, int64_t tensor, int64_t numbe
                           .state = {},
                           .workspace = {},
                           .fields = {}};
-  demand.state.assign(demand.places.size(), 0);
-  for (const StateField& f : op.state(t))
-    if (f.per == StateField::Per::unit)
-      for (size_t u = 0; u < demand.places.size(); ++u)
-        demand.state[u] += f.unit_values[u] * size_of(f.dtype);
-  for (const UnitPlace& place : demand.places) {
-    demand.cost.push_back(op.cost(t, place));
-    demand.workspace.push_back(op.workspace_bytes(t, place));
+  for (size_t u = 0; u < demand.places.size(); ++u) {
+    demand.cost.push_back(op.cost(t, demand.places[u]));
+    demand.workspace.push_back(op.workspace_bytes(t, demand.places[u]));
+    demand.state.push_back(0);
+    for (const StateField& f : unit_state) demand.state[u] += f.unit_values[u] * size_of(f.dtype);
   }
   for (const FieldUse& use : op.uses(t)) {
     const int64_t bytes = size_of(dtype_of_field(plan, update, use.name));
@@ -48,16 +50,29 @@ plan::UnitDemand demand_of(const plan::Plan& plan, int64_t tensor, int64_t numbe
   return demand;
 }
 
+// Where boundaries had better fall: between units that are runs of elements, one behind the other;
+// around the tensor where they are not.
+std::vector<int64_t> unit_edges(const TensorSpec& t, const Unit& unit) {
+  std::vector<int64_t> edges{0};
+  for (const UnitPlace& place : unit_places(t, unit)) {
+    if (!place.contiguous() || place.first != edges.back()) return {0, t.numel()};
+    edges.push_back(place.first + place.numel());
+  }
+  return edges.size() > 1 ? edges : std::vector<int64_t>{};
+}
+
 }  // namespace
 
 UpdatePlan plan_update(const plan::Plan& plan, const UpdateOps& ops) {
   UpdatePlan result;
   result.updates = plan_updates(ops, plan.tensors);
   for (int64_t t = 0; t < std::ssize(plan.tensors); ++t)
-    for (size_t op : result.updates[t].ops)
-      if (ops[op]->unit(plan.tensors[t]).is_assembled())
-        result.demands.push_back(
-            demand_of(plan, t, static_cast<int64_t>(op), *ops[op], result.updates[t]));
+    for (size_t op : result.updates[t].ops) {
+      if (!ops[op]->unit(plan.tensors[t]).is_assembled()) continue;
+      result.unit_state.push_back(state_per_unit(*ops[op], plan.tensors[t]));
+      result.demands.push_back(demand_of(plan, t, static_cast<int64_t>(op), *ops[op],
+                                         result.updates[t], result.unit_state.back()));
+    }
   result.owners = plan::assign_owners(plan, result.demands);
   result.batches = plan::unit_batches(plan, result.demands, result.owners);
   return result;
@@ -65,31 +80,14 @@ UpdatePlan plan_update(const plan::Plan& plan, const UpdateOps& ops) {
 
 plan::UpdateNeeds update_needs(const TensorSpec& t, const UpdateOps& ops) {
   plan::UpdateNeeds needs;
-  auto uncut = [&](int64_t elements) {
-    const int64_t whole = std::max<int64_t>(1, t.numel()),
-                  factor = elements / std::gcd(elements, needs.block);
-    needs.block = factor > whole / needs.block ? whole : needs.block * factor;
-  };
   for (const auto& op : ops) {
     if (!op->applies_to(t)) continue;
     const Unit unit = op->unit(t);
-    uncut(uncut_elements(t, unit));
+    needs.block = common_block(t, needs.block, uncut_elements(t, unit));
     for (const StateField& f : op->state(t))
-      if (f.per == StateField::Per::block)
-        uncut(std::min(f.block, std::max<int64_t>(1, t.numel())));
-    if (!unit.is_assembled() || !needs.unit_edges.empty()) continue;
-    // Boundaries can fall between units that are runs of elements, one behind the other.
-    for (const UnitPlace& place : unit_places(t, unit)) {
-      if (!place.contiguous() ||
-          (!needs.unit_edges.empty() && needs.unit_edges.back() != place.first)) {
-        needs.unit_edges = {0};
-        break;
-      }
-      if (needs.unit_edges.empty()) needs.unit_edges.push_back(place.first);
-      needs.unit_edges.push_back(place.first + place.numel());
-    }
-    if (!needs.unit_edges.empty() && needs.unit_edges.back() != t.numel())
-      needs.unit_edges = {0, t.numel()};
+      if (f.per == StateField::Per::block) needs.block = common_block(t, needs.block, f.block);
+    // Of several assembled units the first one's edges are preferred.
+    if (unit.is_assembled() && needs.unit_edges.empty()) needs.unit_edges = unit_edges(t, unit);
   }
   return needs;
 }

@@ -14,6 +14,7 @@ namespace dovetail::engine_detail {
 struct UpdatePlan {
   std::vector<ParameterUpdate> updates;  // per parameter of the plan
   std::vector<plan::UnitDemand> demands;
+  std::vector<std::vector<StateField>> unit_state;  // per demand: the fields kept per unit
   plan::OwnerPlan owners;
   std::vector<plan::UnitBatch> batches;
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -56,6 +57,12 @@ BlockKind parse_block_kind(std::string_view text) {
 int64_t block_elements(const TensorSpec& t, BlockKind kind) {
   if (t.shape.size() < 2 || t.kind == ParamKind::vector) return 1;
   return std::clamp<int64_t>(unclamped_block(t, kind), 1, std::max<int64_t>(1, t.numel()));
+}
+
+int64_t common_block(const TensorSpec& t, int64_t a, int64_t b) {
+  if (a < 1 || b < 1) raise<ConfigError>("{}: wanted blocks of at least 1 element, got {}", t.name, std::min(a, b));
+  const int64_t whole = std::max<int64_t>(1, t.numel()), factor = b / std::gcd(a, b);
+  return factor > whole / a ? whole : a * factor;
 }
 
 }  // namespace dovetail

@@ -24,4 +24,8 @@ BlockKind parse_block_kind(std::string_view name);  // throws ConfigError
 //   matrix         the whole matrix; embeddings a row
 int64_t block_elements(const TensorSpec& tensor, BlockKind kind);
 
+// Elements that hold whole blocks of both sizes: their least common multiple, or the whole tensor where that is larger,
+// which makes it rigid. Throws ConfigError naming the tensor for a block below 1.
+int64_t common_block(const TensorSpec& tensor, int64_t a, int64_t b);
+
 }  // namespace dovetail

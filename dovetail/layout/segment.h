@@ -33,6 +33,10 @@ struct SegmentLayout {
   Interval zero2_interval(int64_t s) const { return {s * shard2, (s + 1) * shard2}; }
   // Zero1 shard number q = s*(zero1/zero2) + j; {x, x} at its zero2 shard's end when empty.
   Interval zero1_interval(int64_t q) const;
+  // The zero1 shard that holds an element of the element space; not for a segment of size 0.
+  int64_t zero1_shard_at(int64_t element) const {
+    return element / shard2 * (zero1 / zero2) + element % shard2 / shard1;
+  }
   bool operator==(const SegmentLayout&) const = default;
 };
 

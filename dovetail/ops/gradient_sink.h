@@ -1,6 +1,6 @@
-// Where a parameter's gradient goes. The engine hands a sink to modules that can write their
-// weight gradient themselves
-// (ops::Linear, ops::Embedding), so that the kernel's output is the engine's gradient buffer: no copy.
+// Where a parameter's gradient goes. The engine hands a sink to modules that can write their weight
+// gradient themselves (ops::Linear, ops::Embedding), so that the kernel's output is the engine's
+// gradient buffer: no copy.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,8 +34,8 @@ class SinkUser {
   virtual ~SinkUser() = default;
   virtual std::vector<at::Tensor> sink_parameters() const = 0;
   // From now on the gradient of `param`, one of sink_parameters(), goes to `sink`; null takes the
-  // sink away. Takes effect
-  // for forwards that follow: a graph keeps the sink that its forward saw. Throws StateError for any other tensor.
+  // sink away. Takes effect for forwards that follow: a graph keeps the sink that its forward saw.
+  // Throws StateError for any other tensor.
   virtual void set_sink(const at::Tensor& param, std::shared_ptr<GradientSink> sink) = 0;
 };
 

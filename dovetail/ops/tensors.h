@@ -1,7 +1,6 @@
 // The tensors inside a value of any structure: tensors, optionals, pairs, tuples, vectors, arrays,
-// maps, variants, smart
-// pointers, nested to any depth. A struct of the user's own takes part by a function found by
-// argument-dependent lookup,
+// maps, variants, smart pointers, nested to any depth. A struct of the user's own takes part by a
+// function found by argument-dependent lookup,
 //   template <class F> void visit_members(MyOutput& o, F&& f) { f(o.logits); f(o.states); }
 // Values of other types hold no tensors as far as Dovetail can see.
 #pragma once

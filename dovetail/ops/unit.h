@@ -1,7 +1,7 @@
 // A unit is a module whose parameters are gathered together. C++ modules have no forward hooks, so
-// a model says where its
-// units are by building blocks as Unit<Block>: a Block whose forward lets whoever is attached act before and after.
-// Without anything attached it is the Block. Names of parameters and children do not change.
+// a model says where its units are by building blocks as Unit<Block>: a Block whose forward lets
+// whoever is attached act before and after. Without anything attached it is the Block. Names of
+// parameters and children do not change.
 //
 //   auto layer = std::make_shared<ops::Unit<DecoderLayer>>(config);
 //   layer->forward(x, positions);         // Block::forward, between before_forward and after_forward
@@ -37,12 +37,12 @@ class UnitBase {
   void detach() { hooks_.reset(); }
   bool attached() const { return hooks_ != nullptr; }
   // False where the backward pass of the unit's own modules reads none of its parameters (an
-  // embedding): they are then
-  // not gathered for it. A block says so with a member `static constexpr bool kBackwardNeedsParameters = false`.
+  // embedding): they are then not gathered for it. A block says so with a member `static constexpr
+  // bool kBackwardNeedsParameters = false`.
   virtual bool backward_needs_parameters() const { return true; }
   // Whether forwards that follow save no activations and run Block::forward again in the backward
-  // pass (ops/recompute.h).
-  // The hooks stay outside of what is run again: each is called once a forward.
+  // pass (ops/recompute.h). The hooks stay outside of what is run again: each is called once a
+  // forward.
   void set_recompute(bool on) { recomputes_ = on; }
   bool recomputes() const { return recomputes_; }
 

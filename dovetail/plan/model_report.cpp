@@ -31,11 +31,6 @@ double gap_of(const ModelLayout& m) {
   return gap(reached, bound);
 }
 
-// The zero1 shard that holds this element of the segment.
-int64_t shard_at(const SegmentLayout& s, int64_t element) {
-  return element / s.shard2 * (s.zero1 / s.zero2) + element % s.shard2 / s.shard1;
-}
-
 constexpr const char* kRow =
     "{:<28} {:>4} {:>14} {:>4} {:>3} {:>13} {:>13} {:>9} {:>9} {:>8} {:>5} {:>8}\n";
 
@@ -89,7 +84,7 @@ json group_json(const GroupLayout& g) {
     for (const Placement& p : s.placements) {
       const TensorSpec& t = g.tensors[p.tensor];
       json held = json::array();
-      if (p.numel > 0) held = {shard_at(s, p.offset), shard_at(s, p.offset + p.numel - 1)};
+      if (p.numel > 0) held = {s.zero1_shard_at(p.offset), s.zero1_shard_at(p.offset + p.numel - 1)};
       tensors.push_back({{"name", t.name},
                          {"shape", t.shape},
                          {"numel", p.numel},

@@ -11,32 +11,13 @@
 namespace dovetail::plan {
 namespace {
 
-struct Seat {  // of a tensor
-  int64_t group = -1;
-  const SegmentLayout* segment = nullptr;
-  const Placement* placement = nullptr;
-};
-
-std::vector<Seat> seats_of(const Plan& plan) {
-  std::vector<Seat> seats(plan.tensors.size());
-  for (int64_t g = 0; g < std::ssize(plan.groups); ++g)
-    for (const BucketPlan& bucket : plan.groups[g].buckets)
-      for (const SegmentLayout& s : bucket.segments)
-        for (const Placement& p : s.placements) seats.at(p.tensor) = {g, &s, &p};
-  return seats;
-}
-
-int64_t shard_at(const SegmentLayout& s, int64_t element) {
-  return element / s.shard2 * (s.zero1 / s.zero2) + element % s.shard2 / s.shard1;
-}
-
-std::vector<UnitFragment> fragments_at(const Seat& seat, const UnitPlace& place) {
-  const SegmentLayout& s = *seat.segment;
+std::vector<UnitFragment> fragments_at(const TensorPlace& at, const UnitPlace& place) {
+  const SegmentLayout& s = *at.segment;
   const Interval span = place.span();
   std::vector<UnitFragment> fragments;
   if (span.empty()) return fragments;
-  const int64_t offset = seat.placement->offset, last = shard_at(s, offset + span.end - 1);
-  for (int64_t q = shard_at(s, offset + span.begin); q <= last; ++q) {
+  const int64_t offset = at.placement->offset, last = s.zero1_shard_at(offset + span.end - 1);
+  for (int64_t q = s.zero1_shard_at(offset + span.begin); q <= last; ++q) {
     const Interval packed = place.packed_in(s.zero1_interval(q).shifted(-offset));
     if (!packed.empty()) fragments.push_back({q, packed});
   }
@@ -154,14 +135,14 @@ double OwnerPlan::imbalance() const {
 }
 
 std::vector<UnitFragment> fragments_of(const Plan& plan, int64_t tensor, const UnitPlace& place) {
-  return fragments_at(seats_of(plan).at(tensor), place);
+  return fragments_at(tensor_places(plan).at(tensor), place);
 }
 
 OwnerPlan assign_owners(const Plan& plan, const std::vector<UnitDemand>& demands,
                         const OwnerOptions& options) {
   const Degrees& d = plan.options.degrees;
   const int64_t replicas = plan.options.world / d.zero1;
-  const std::vector<Seat> seats = seats_of(plan);
+  const std::vector<TensorPlace> tensors = tensor_places(plan);
   OwnerPlan owners;
   for (int64_t i = 0; i < std::ssize(demands); ++i) {
     const UnitDemand& demand = demands[i];
@@ -178,10 +159,10 @@ OwnerPlan assign_owners(const Plan& plan, const std::vector<UnitDemand>& demands
       if (demand.places[n].numel() == 0) continue;
       owners.units.push_back({.demand = i,
                               .number = n,
-                              .fragments = fragments_at(seats[demand.tensor], demand.places[n])});
+                              .fragments = fragments_at(tensors[demand.tensor], demand.places[n])});
     }
   }
-  auto group_of = [&](const OwnedUnit& u) { return seats[demands[u.demand].tensor].group; };
+  auto group_of = [&](const OwnedUnit& u) { return tensors[demands[u.demand].tensor].group; };
   auto place = [&](const OwnedUnit& u) {
     const UnitDemand& demand = demands[u.demand];
     return std::tuple(group_of(u), demand.op, demand.tensor, u.number);

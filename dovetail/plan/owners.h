@@ -86,7 +86,8 @@ std::vector<UnitFragment> fragments_of(const Plan& plan, int64_t tensor, const U
 std::map<std::string, int64_t> fragment_bytes(const Plan& plan, const std::vector<UnitDemand>& demands,
                                               const OwnerPlan& owners, int64_t rank);
 
-// For people: units and work per rank, imbalance, bytes per field, and one line for each unit that is cut.
+// For people: units and work per rank, imbalance, bytes per field, and one line for each unit that is cut or runs on
+// another rank than the one that holds it.
 std::string owner_report(const Plan& plan, const std::vector<UnitDemand>& demands, const OwnerPlan& owners);
 
 }  // namespace dovetail::plan

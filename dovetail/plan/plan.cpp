@@ -1,7 +1,6 @@
 #include "dovetail/plan/plan.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 #include "dovetail/base/error.h"
@@ -51,15 +50,7 @@ void check_groups(const std::vector<GroupSpec>& groups) {
 }
 
 int64_t block_of(const TensorSpec& t, const UpdateNeeds& needs, const PlanOptions& options, const Format& format) {
-  int64_t block = block_elements(t, options.block);
-  const int64_t whole = std::max<int64_t>(1, t.numel());
-  for (int64_t other : {format.block, needs.block}) {
-    if (other < 1) raise<ConfigError>("{}: wanted blocks of at least 1 element, got {}", t.name, other);
-    // A multiple beyond the tensor makes it rigid, whatever its size.
-    const int64_t factor = other / std::gcd(block, other);
-    block = factor > whole / block ? whole : block * factor;
-  }
-  return block;
+  return common_block(t, common_block(t, block_elements(t, options.block), format.block), needs.block);
 }
 
 // The layout of tensors[first..] as one bucket.
@@ -119,6 +110,15 @@ Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups)
                            .buckets = {plan_bucket(options, format, spec, first)}});
   }
   return plan;
+}
+
+std::vector<TensorPlace> tensor_places(const Plan& plan) {
+  std::vector<TensorPlace> places(plan.tensors.size());
+  for (int64_t g = 0; g < std::ssize(plan.groups); ++g)
+    for (const BucketPlan& bucket : plan.groups[g].buckets)
+      for (const SegmentLayout& s : bucket.segments)
+        for (const Placement& p : s.placements) places.at(p.tensor) = {g, &s, &p};
+  return places;
 }
 
 }  // namespace dovetail::plan

@@ -85,6 +85,14 @@ struct Plan {
 // Throws ConfigError naming the option, group or tensor.
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups);
 
+// Where a tensor lies. Pointers are into the plan.
+struct TensorPlace {
+  int64_t group = -1;
+  const SegmentLayout* segment = nullptr;
+  const Placement* placement = nullptr;
+};
+std::vector<TensorPlace> tensor_places(const Plan& plan);  // by tensor number
+
 std::string to_text(const Plan& plan);
 // The inverse. Throws PlanError with the line number for anything to_text() does not write and for plans that cannot
 // be: bad options, layouts that fail verify(), tensors placed twice, nowhere or with another size.

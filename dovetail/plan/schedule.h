@@ -65,8 +65,7 @@ bool accumulates_locally(const Plan& plan);                    // local_accumula
 struct SlotBytes {
   int64_t gather = 0;    // planes of the pass that reads more; 0 where nothing is gathered
   int64_t gradient = 0;  // whole, in the format's gradient dtype
-  // what comm::Group::reduce_scratch_bytes asks for over zero2 ranks: (zero2-1) own slices, each
-  int64_t scratch = 0;
+  int64_t scratch = 0;   // what comm::Group::reduce_scratch_bytes asks for over zero2 ranks: (zero2-1) own slices, each
                          // padded to 64 bytes; fp32 with local accumulation, else the format's gradient dtype
   int64_t update = 0;    // the larger of two at the update: reduce_scratch_bytes over zero1/zero2 ranks (fp32) and
                          // all_reduce_scratch_bytes over replicas; of the rank that needs most

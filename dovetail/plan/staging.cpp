@@ -13,15 +13,11 @@ constexpr int64_t kAlignment = 64;
 
 std::vector<UnitBatch> unit_batches(const Plan& plan, const std::vector<UnitDemand>& demands,
                                     const OwnerPlan& owners) {
-  std::vector<int64_t> group(plan.tensors.size(), -1);
-  for (int64_t g = 0; g < std::ssize(plan.groups); ++g)
-    for (const BucketPlan& bucket : plan.groups[g].buckets)
-      for (const SegmentLayout& s : bucket.segments)
-        for (const Placement& p : s.placements) group[p.tensor] = g;
+  const std::vector<TensorPlace> tensors = tensor_places(plan);
   std::vector<UnitBatch> batches;
   for (int64_t i = 0; i < std::ssize(owners.units); ++i) {
     const UnitDemand& demand = demands[owners.units[i].demand];
-    const int64_t g = group[demand.tensor];
+    const int64_t g = tensors[demand.tensor].group;
     if (batches.empty() || batches.back().group != g || batches.back().op != demand.op)
       batches.push_back({g, demand.op, i, i});
     batches.back().end = i + 1;
@@ -52,9 +48,9 @@ BatchStaging stage(const Plan& plan, const std::vector<UnitDemand>& demands,
     const OwnedUnit& u = owners.units[i];
     const UnitDemand& demand = demands[u.demand];
     const UnitPlace& place = demand.places[u.number];
-    const UnitRole role = role_of(plan, u, rank);
+    UnitStaging s{.role = role_of(plan, u, rank), .packed = {}, .wire = {}};
+    const UnitRole& role = s.role;
     const bool shared = u.replica != kEveryReplica;
-    UnitStaging s;
     for (const UnitField& f : demand.fields) {
       s.packed.push_back(-1);
       s.wire.push_back(-1);
@@ -74,6 +70,17 @@ BatchStaging stage(const Plan& plan, const std::vector<UnitDemand>& demands,
   return result;
 }
 
+std::vector<int64_t> staging_slots(const Plan& plan, const std::vector<UnitDemand>& demands,
+                                   const OwnerPlan& owners, int64_t rank) {
+  const std::vector<UnitBatch> batches = unit_batches(plan, demands, owners);
+  std::vector<int64_t> slots(kBatchesInFlight);
+  for (size_t b = 0; b < batches.size(); ++b) {
+    int64_t& slot = slots[b % kBatchesInFlight];
+    slot = std::max(slot, stage(plan, demands, owners, batches[b], rank).bytes);
+  }
+  return slots;
+}
+
 void add_unit_bytes(const Plan& plan, const std::vector<UnitDemand>& demands,
                     const OwnerPlan& owners, int64_t rank, HeldBytes& held) {
   for (const OwnedUnit& u : owners.units) {
@@ -81,13 +88,7 @@ void add_unit_bytes(const Plan& plan, const std::vector<UnitDemand>& demands,
     held.unit_state += demands[u.demand].state[u.number];
     held.workspace = std::max(held.workspace, demands[u.demand].workspace[u.number]);
   }
-  const std::vector<UnitBatch> batches = unit_batches(plan, demands, owners);
-  std::vector<int64_t> slots(kBatchesInFlight);
-  for (size_t b = 0; b < batches.size(); ++b) {
-    int64_t& slot = slots[b % kBatchesInFlight];
-    slot = std::max(slot, stage(plan, demands, owners, batches[b], rank).bytes);
-  }
-  for (int64_t slot : slots) held.staging += slot;
+  for (int64_t slot : staging_slots(plan, demands, owners, rank)) held.staging += slot;
 }
 
 }  // namespace dovetail::plan

@@ -1,6 +1,5 @@
 // Where an engine's bytes come from. A transport of shared mappings supplies an allocator of its
-// own for the roles that
-// its peers must be able to address; everything else lies in private memory.
+// own for the roles that its peers must be able to address; everything else lies in private memory.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
-// The slots that gather and gradient buffers are taken from in turn. Which slot serves a request
-// is SlotPolicy's choice,
-// so the planner knows the sizes beforehand; a slot is enlarged or added only where a step departs from the plan.
+// The slots that gather and gradient buffers are taken from in turn. Which slot serves a request is
+// SlotPolicy's choice, so the planner knows the sizes beforehand; a slot is enlarged or added only
+// where a step departs from the plan.
 #pragma once
 
 #include <cstdint>

@@ -26,8 +26,8 @@ at::Tensor tensor_in(const Memory& memory, int64_t offset, at::IntArrayRef shape
 at::Tensor tensor_of(const DataTree& tree, int64_t index, const Memory& memory);
 
 // One storage under any number of tensors. Bound, its tensors read and write the given bytes;
-// unbound, touching any of
-// them is an error with the given message. Tensors keep their identity, and their versions do not move.
+// unbound, touching any of them is an error with the given message. Tensors keep their identity,
+// and their versions do not move.
 class BindableStorage {
  public:
   // Unbound at first. `message` is what an access says then.

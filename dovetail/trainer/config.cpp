@@ -120,7 +120,7 @@ class TableReader {
     reader("pattern", rule.pattern);
     reader("lr_scale", rule.lr_scale, config_fields::at_least(0));
     reader("weight_decay", decay, config_fields::at_least(0));
-    reader("optimizer", rule.optimizer, config_fields::one_of({"adamw", "adam8", "sgd", "muon", "shampoo"}));
+    reader("optimizer", rule.optimizer, config_fields::optimizer_names());
     reader.finish();
     if (rule.pattern.empty()) wrong(path + ".pattern", "a pattern of parameter names", "nothing");
     if (decay >= 0) rule.weight_decay = decay;

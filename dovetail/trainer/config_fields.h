@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "dovetail/trainer/config.h"
+#include "dovetail/update/optimizer.h"
 
 namespace dovetail::trainer::config_fields {
 
@@ -21,6 +22,7 @@ inline Limits between(double low, double high) { return {low, high}; }
 inline Limits below(double low, double high) { return {.low = low, .high = high, .open_above = true}; }
 inline Limits above(double low) { return {low, std::numeric_limits<double>::infinity(), true}; }
 inline Limits one_of(std::vector<std::string> words) { return {.words = std::move(words)}; }
+inline Limits optimizer_names() { return one_of({kOptimizers.begin(), kOptimizers.end()}); }
 
 template <class V>
 void visit(V& v, RunConfig& c) {
@@ -56,7 +58,7 @@ void visit(V& v, TrainConfig& c) {
 
 template <class V>
 void visit(V& v, OptimizerConfig& c) {
-  v("name", c.name, one_of({"adamw", "adam8", "sgd", "muon", "shampoo"}));
+  v("name", c.name, optimizer_names());
   v("lr", c.lr, above(0));
   v("schedule", c.schedule, one_of({"constant", "cosine", "linear", "wsd"}));
   v("warmup_steps", c.warmup_steps, at_least(0));
@@ -88,7 +90,7 @@ void visit(V& v, ShampooConfig& c) {
   v("beta1", c.beta1, below(0, 1));
   v("beta2", c.beta2, between(0, 1));
   v("epsilon", c.epsilon, above(0));
-  v("block", c.block, between(1, 65536));
+  v("block", c.block, between(1, 32768));
   v("every", c.every, at_least(1));
   v("grafting", c.grafting, one_of({"none", "sgd", "rmsprop"}));
 }

@@ -89,11 +89,6 @@ void check_sizes(size_t n, size_t grad, const Adam8Moments& moments) {
   DT_CHECK_EQ(moments.v_scale.size(), blocks, "adam8: exp_avg_sq_scale and blocks");
 }
 
-void check_beta(double beta, std::string_view name) {
-  if (!(beta >= 0 && beta < 1))
-    raise<ConfigError>("adam8: {} must be at least 0 and below 1, got {}", name, beta);
-}
-
 }  // namespace
 
 void adam8_update(const AdamWCoefficients& coefficients, std::span<float> weight,
@@ -117,10 +112,7 @@ void adam8_update_reference(const AdamWCoefficients& coefficients, std::span<flo
 
 Adam8::Adam8(AdamWOptions options, ParameterRules rules)
     : options_(options), rules_(std::move(rules)) {
-  check_beta(options_.beta1, "beta1");
-  check_beta(options_.beta2, "beta2");
-  if (!(std::isfinite(options_.eps) && static_cast<float>(options_.eps) > 0))
-    raise<ConfigError>("adam8: eps must be a positive fp32 number, got {}", options_.eps);
+  validate(options_, name());
 }
 
 Unit Adam8::unit(const TensorSpec& tensor) const {

@@ -25,12 +25,15 @@ DT_VECTOR_CLONES void update(const AdamWCoefficients c, float* __restrict weight
   }
 }
 
-void check_beta(double beta, std::string_view name) {
-  if (!(beta >= 0 && beta < 1))
-    raise<ConfigError>("adamw: {} must be at least 0 and below 1, got {}", name, beta);
-}
-
 }  // namespace
+
+void validate(const AdamWOptions& o, std::string_view operation) {
+  for (const auto& [beta, name] : {std::pair(o.beta1, "beta1"), std::pair(o.beta2, "beta2")})
+    if (!(beta >= 0 && beta < 1))
+      raise<ConfigError>("{}: {} must be at least 0 and below 1, got {}", operation, name, beta);
+  if (!(std::isfinite(o.eps) && static_cast<float>(o.eps) > 0))
+    raise<ConfigError>("{}: eps must be a positive fp32 number, got {}", operation, o.eps);
+}
 
 AdamWCoefficients adamw_coefficients(const AdamWOptions& options, const ParameterFactors& factors,
                                      const StepContext& context) {
@@ -60,10 +63,7 @@ void adamw_update(const AdamWCoefficients& coefficients, std::span<float> weight
 
 AdamW::AdamW(AdamWOptions options, ParameterRules rules)
     : options_(options), rules_(std::move(rules)) {
-  check_beta(options_.beta1, "beta1");
-  check_beta(options_.beta2, "beta2");
-  if (!(std::isfinite(options_.eps) && static_cast<float>(options_.eps) > 0))
-    raise<ConfigError>("adamw: eps must be a positive fp32 number, got {}", options_.eps);
+  validate(options_, name());
 }
 
 std::vector<FieldUse> AdamW::uses(const TensorSpec&) const {

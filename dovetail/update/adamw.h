@@ -23,6 +23,9 @@ struct AdamWOptions {
   double eps = 1e-8;
 };
 
+// Throws ConfigError, in the name of an operation, unless 0 <= beta < 1 and eps > 0 as fp32.
+void validate(const AdamWOptions& options, std::string_view operation);
+
 // The scalars of one step for one parameter.
 struct AdamWCoefficients {
   float grad_scale;

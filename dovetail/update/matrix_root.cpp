@@ -1,8 +1,6 @@
 #include "dovetail/update/matrix_root.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/linalg_eigh.h>
 #include <ATen/ops/mm.h>
 #include <c10/util/Exception.h>
@@ -15,28 +13,14 @@
 #include "dovetail/base/math.h"
 #include "dovetail/base/philox.h"
 #include "dovetail/numerics/vector_clones.h"
+#include "dovetail/update/dense.h"
 
 namespace dovetail {
 namespace {
 
-constexpr int64_t kPanels = 8;        // of a symmetric product: (1 + 1/8) / 2 of it are computed
-constexpr int64_t kLeastPanel = 64;   // rows; smaller ones make slow products
-constexpr int64_t kTile = 32;         // of a transposition
 constexpr int64_t kProbes = 4;
 constexpr double kMostResidual = 1e-2;
 constexpr double kMostNegative = 1e-4;  // eigenvalue, of the largest: beyond roundings of fp32 sums
-
-int64_t panel_rows(int64_t n) {
-  return std::min(n, std::max(kLeastPanel, round_up(ceil_div(n, kPanels), kLeastPanel)));
-}
-
-// Calls panel(first row, rows) for the panels of an n x n symmetric matrix, of which columns up to
-// first row + rows are wanted.
-template <class Panel>
-void for_panels(int64_t n, Panel&& panel) {
-  const int64_t step = panel_rows(n);
-  for (int64_t r = 0; r < n; r += step) panel(r, std::min(step, n - r));
-}
 
 // Hands out parts of a workspace, each 64-byte aligned.
 class Parts {
@@ -56,13 +40,6 @@ class Parts {
   std::span<std::byte> memory_;
   int64_t used_ = 0;
 };
-
-at::Tensor matrix(float* data, int64_t rows, int64_t columns) {
-  return at::from_blob(data, {rows, columns}, at::TensorOptions(at::kFloat));
-}
-at::Tensor matrix(double* data, int64_t rows, int64_t columns) {
-  return at::from_blob(data, {rows, columns}, at::TensorOptions(at::kDouble));
-}
 
 DT_VECTOR_CLONES void blend(float* __restrict sum, const float* __restrict product, float keep,
                             float gain, int64_t n) {
@@ -99,8 +76,8 @@ double residual(const at::Tensor& a, const at::Tensor& f, int order, double lamb
   double* z = parts.take<double>(values);
   double* y = parts.take<double>(values);
   fill_probes(z, n);
-  at::Tensor ty = matrix(y, n, kProbes), half = matrix(parts.take<double>(values), n, kProbes);
-  at::mm_out(ty, a, matrix(z, n, kProbes));
+  at::Tensor ty = matrix_at(y, n, kProbes), half = matrix_at(parts.take<double>(values), n, kProbes);
+  at::mm_out(ty, a, matrix_at(z, n, kProbes));
   for (int64_t i = 0; i < values; ++i) y[i] = y[i] / lambda + shift * z[i];
   for (int k = 0; k < order; ++k) {
     at::mm_out(half, f.t(), ty);
@@ -118,12 +95,12 @@ void add_gram(Gram gram, const float* h, int64_t rows, int64_t columns, float ke
   const int64_t n = gram == Gram::of_rows ? rows : columns;
   DT_CHECK_EQ(std::ssize(triangle), triangle_values(n), "values of a triangle");
   const at::NoGradGuard no_grad;
-  const at::Tensor whole = matrix(const_cast<float*>(h), rows, columns);  // only read
+  const at::Tensor whole = matrix_at(const_cast<float*>(h), rows, columns);  // only read
   const at::Tensor a = gram == Gram::of_rows ? whole : whole.t();
   float* product = Parts(workspace).take<float>(panel_rows(n) * n);
   for_panels(n, [&](int64_t r, int64_t count) {
     const int64_t width = r + count;
-    at::Tensor panel = matrix(product, count, width);
+    at::Tensor panel = matrix_at(product, count, width);
     at::mm_out(panel, a.narrow(0, r, count), a.narrow(0, 0, width).t());
     for (int64_t i = r; i < width; ++i)
       blend(triangle.data() + triangle_values(i), product + (i - r) * width, keep, gain, i + 1);
@@ -135,11 +112,7 @@ int64_t gram_workspace(int64_t n) {
 }
 
 double gram_flops(int64_t n, int64_t inner) {
-  double entries = 0;
-  for_panels(n, [&](int64_t r, int64_t count) {
-    entries += static_cast<double>(count * (r + count));
-  });
-  return 2 * entries * static_cast<double>(inner);
+  return 2 * panel_entries(n) * static_cast<double>(inner);
 }
 
 void expand_triangle(std::span<const float> triangle, int64_t n, float* whole) {
@@ -157,7 +130,7 @@ std::optional<double> inverse_root(std::span<const float> a, int64_t n, int orde
   Parts parts(workspace);
   double* whole = parts.take<double>(n * n);
   expand(a, n, whole);
-  const at::Tensor matrix_a = matrix(whole, n, n);
+  const at::Tensor matrix_a = matrix_at(whole, n, n);
   at::Tensor values, f;
   try {
     std::tie(values, f) = at::linalg_eigh(matrix_a);
@@ -174,13 +147,13 @@ std::optional<double> inverse_root(std::span<const float> a, int64_t n, int orde
   double* factor = parts.take<double>(n);
   for (int64_t i = 0; i < n; ++i)
     factor[i] = std::pow(eigenvalue[i] / lambda + shift, -0.5 / order);
-  f.mul_(matrix(factor, 1, n));
+  f.mul_(matrix_at(factor, 1, n));
   if (!(residual(matrix_a, f, order, lambda, shift, parts) <= kMostResidual)) return {};
 
   double* product = parts.take<double>(panel_rows(n) * n);
   for_panels(n, [&](int64_t r, int64_t count) {
     const int64_t width = r + count;
-    at::Tensor panel = matrix(product, count, width);
+    at::Tensor panel = matrix_at(product, count, width);
     at::mm_out(panel, f.narrow(0, r, count), f.narrow(0, 0, width).t());
     for (int64_t i = r; i < width; ++i) {
       const double* row = product + (i - r) * width;

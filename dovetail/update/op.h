@@ -3,7 +3,7 @@
 // An optimizer is a list of operations that run in order on every parameter they apply to. An operation declares, per
 // parameter, the smallest unit that it needs complete, the fields it reads and writes and the state it keeps. It is
 // then called with those fields, for each unit, or for as long a run of elements, blocks or rows as a rank holds; it
-// knows no ranks. The engine runs it where the unit is whole and moves exactly the declared fields where it is not.
+// knows no ranks. The engine runs it at the unit's owner and moves exactly the declared fields there and back.
 //
 // What a call computes for an element may depend on its unit's fields and on nothing else: not on how many units come
 // in one call, where they lie, or which rank calls. Then no choice of ranks or degrees changes a bit.

@@ -1,5 +1,7 @@
 #include "dovetail/update/optimizer.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <iterator>
 #include <set>
@@ -127,7 +129,8 @@ UpdateOps make_optimizer(const OptimizerOptions& options, std::span<const Tensor
     else if (name == "shampoo")
       std::ranges::copy(make_shampoo(options.shampoo, rules), std::back_inserter(ops));
     else
-      raise<ConfigError>("optimizer: wanted one of {}; got \"{}\"", kOptimizers, name);
+      raise<ConfigError>("optimizer: wanted one of {}; got \"{}\"", fmt::join(kOptimizers, ", "),
+                         name);
   }
   return ops;
 }

@@ -1,6 +1,7 @@
 // From options to operations, and what the operations mean for each parameter.
 #pragma once
 
+#include <array>
 #include <span>
 #include <string>
 #include <vector>
@@ -25,7 +26,8 @@ struct OptimizerOptions {
   RuleOptions rules = {};  // `matrices` and `others` are filled in
 };
 
-inline constexpr std::string_view kOptimizers = "adamw, adam8, sgd, muon, shampoo";
+inline constexpr std::array<std::string_view, 5> kOptimizers = {"adamw", "adam8", "sgd", "muon",
+                                                                "shampoo"};
 
 // The rules with `matrices` and `others` filled in: what every parameter uses, see ParameterRules::table.
 ParameterRules optimizer_rules(const OptimizerOptions& options);

@@ -1,8 +1,6 @@
 #include "dovetail/update/shampoo_tile.h"
 
-#include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/from_blob.h>
 #include <ATen/ops/mm.h>
 
 #include <algorithm>
@@ -15,48 +13,17 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/math.h"
+#include "dovetail/numerics/scaling.h"
 #include "dovetail/numerics/vector_clones.h"
+#include "dovetail/update/dense.h"
 #include "dovetail/update/matrix_root.h"
 
 namespace dovetail {
 namespace {
 
 constexpr float kMost = std::numeric_limits<float>::max();
-constexpr uint32_t kInfinityBits = 0x7f800000u;
 constexpr int kLeastExponent = -320;  // of statistics: below any square of an fp32 number
 constexpr int64_t kLanes = 16;        // of a sum: the same ones for every vector width
-
-// Bits of the largest |x * scale|, which order as the numbers do; from kInfinityBits on when one is
-// not finite.
-DT_VECTOR_CLONES uint32_t largest_bits(const float* x, float scale, int64_t n) {
-  uint32_t most = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const uint32_t bits = std::bit_cast<uint32_t>(x[i] * scale) & 0x7fffffffu;
-    most = bits > most ? bits : most;
-  }
-  return most;
-}
-
-// In place as well.
-DT_VECTOR_CLONES void scale_into(const float* x, float scale, double factor, int64_t n,
-                                 float* out) {
-  for (int64_t i = 0; i < n; ++i)
-    out[i] = static_cast<float>(static_cast<double>(x[i] * scale) * factor);
-}
-
-// Adds x x to the lanes.
-DT_VECTOR_CLONES void add_squares(const float* x, int64_t n, double* __restrict lanes) {
-  int64_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (int64_t j = 0; j < kLanes; ++j) {
-      const double v = x[i + j];
-      lanes[j] += v * v;
-    }
-  for (int64_t j = 0; i + j < n; ++j) {
-    const double v = x[i + j];
-    lanes[j] += v * v;
-  }
-}
 
 inline double graft_quotient(float g, float square, double most) {
   const double v = g, quotient = v * v / static_cast<double>(square);
@@ -79,16 +46,6 @@ double sum_of(const double* lanes) {
   double sum = 0;
   for (int64_t j = 0; j < kLanes; ++j) sum += lanes[j];
   return sum;
-}
-
-double squares(const float* x, int64_t n) {
-  double lanes[kLanes] = {};
-  add_squares(x, n, lanes);
-  return sum_of(lanes);
-}
-
-at::Tensor matrix(float* data, int64_t rows, int64_t columns) {
-  return at::from_blob(data, {rows, columns}, at::TensorOptions(at::kFloat));
 }
 
 int64_t bytes_of(int64_t values) {
@@ -144,7 +101,7 @@ class Preconditioner {
 void Preconditioner::run() {
   uint32_t most = 0;
   for (int64_t r = 0; r < tile_.rows; ++r)
-    most = std::max(most, largest_bits(row(r), context_.grad_scale, tile_.columns));
+    most = std::max(most, largest_magnitude_bits(row(r), context_.grad_scale, tile_.columns));
   if (most >= kInfinityBits) return pass_on();
   zero_ = most == 0;
   if (!zero_) {
@@ -230,7 +187,7 @@ double Preconditioner::missing_root() const {
 
 double Preconditioner::graft_norm() const {
   if (options_.grafting == Grafting::sgd)
-    return std::ldexp(std::sqrt(squares(packed_, tile_.rows * tile_.columns)), exponent_);
+    return std::ldexp(std::sqrt(sum_of_squares(packed_, tile_.rows * tile_.columns)), exponent_);
   double lanes[kLanes] = {};
   for (int64_t r = 0; r < tile_.rows; ++r)
     add_graft(row(r), tile_.graft_sq + r * tile_.stride, context_.grad_scale, 1 / gain(),
@@ -259,13 +216,13 @@ void Preconditioner::write_direction() {
     if (!grafts) factor *= has_root ? scale_.root[s] : missing_root();
     if (!has_root) continue;
     expand_triangle(side.root, side.n, whole);
-    const at::Tensor root = matrix(whole, side.n, side.n), g = matrix(from, rows, columns);
-    at::Tensor out = matrix(to, rows, columns);
+    const at::Tensor root = matrix_at(whole, side.n, side.n), g = matrix_at(from, rows, columns);
+    at::Tensor out = matrix_at(to, rows, columns);
     if (s == 0) at::mm_out(out, root, g);
     else at::mm_out(out, g, root);
     std::swap(from, to);
   }
-  const double norm = std::sqrt(squares(from, size));  // not 0: roots have eigenvalues from 1 on
+  const double norm = std::sqrt(sum_of_squares(from, size));  // not 0: roots have eigenvalues from 1 on
   factor = grafts ? factor / norm : std::min(factor, largest_norm() / norm);
   for (int64_t r = 0; r < rows; ++r) scale_into(from + r * columns, 1, factor, columns, row(r));
 }

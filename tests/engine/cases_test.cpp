@@ -1,6 +1,6 @@
-// Faults that users of sharded trainers reported, by number, and what else of their kind must
-// work. The reference is one
-// process that sees all ranks' data with loss = mean of the ranks' losses, without an engine.
+// Faults that users of sharded trainers reported, by number, and what else of their kind must work.
+// The reference is one process that sees all ranks' data with loss = mean of the ranks' losses,
+// without an engine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>

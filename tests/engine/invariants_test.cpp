@@ -71,6 +71,30 @@ INSTANTIATE_TEST_SUITE_P(All, Chains,
                                   std::to_string(std::get<1>(info.param)) + std::get<2>(info.param);
                          });
 
+// A backend's own collectives sum over the same tree; they want more scratch than the plan foresees.
+TEST(Invariants, NativeCollectivesGiveTheSameBits) {
+  for (const plan::Degrees d : {plan::Degrees{2, 2, 2}, plan::Degrees{2, 2, 1}, plan::Degrees{2, 1, 1}})
+    for (const std::string format : {"fp32", "bf16"}) {
+      Outcome got;
+      std::mutex mutex;
+      run_ranks(Transport::gloo_native, 2, [&](comm::Group& world) {
+        auto net = make_net();
+        EngineOptions o = options(d.zero1, d.zero2, d.zero3, format);
+        o.norm.max_norm = 0.5;
+        Engine engine(net, borrow(world), o, adamw());
+        Outcome mine;
+        for (int step = 0; step < 5; ++step) {
+          net->forward(batch(step * 2 + world.rank(), {4, 5})).to(at::kFloat).pow(2).sum().backward();
+          mine.losses.push_back(engine.step(0.01, 0.5).grad_norm);
+        }
+        mine.weights = bits(whole_parameters(engine));
+        std::lock_guard lock(mutex);
+        got = mine;
+      });
+      EXPECT_EQ(got, train(Transport::threads, 2, options(2, 2, 2, format))) << plan::to_text(d);
+    }
+}
+
 TEST(Invariants, ScheduleOptionsDoNotChangeBits) {
   const Outcome plain = train(Transport::threads, 4, options(4, 2, 2));
   std::vector<EngineOptions> variants(9, options(4, 2, 2));

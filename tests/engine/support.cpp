@@ -64,6 +64,7 @@ void run_ranks(Transport transport, int size, const std::function<void(comm::Gro
         o.rank = rank;
         o.size = size;
         o.store = store;
+        if (transport == Transport::gloo_native) o.backend = comm::WorldBackend::gloo_native;
         o.deadline = comm::kSpawnDeadline;
         return comm::make_world(o);
       },

@@ -40,8 +40,8 @@ at::Tensor batch(int64_t index, at::IntArrayRef shape);
 
 std::shared_ptr<comm::Group> borrow(comm::Group& world);
 
-enum class Transport { threads, gloo };
-// Ranks as threads over either transport.
+enum class Transport { threads, gloo, gloo_native };
+// Ranks as threads over a transport.
 void run_ranks(Transport transport, int size, const std::function<void(comm::Group&)>& body);
 
 UpdateOps adamw();

@@ -2,10 +2,6 @@
 
 #include <torch/torch.h>
 
-#include <cstring>
-#include <map>
-
-#include "dovetail/base/hash.h"
 
 namespace dovetail::testing {
 namespace {
@@ -106,39 +102,6 @@ UpdateOps optimizer(const std::string& name, const std::vector<TensorSpec>& tens
                      {.pattern = "*small", .optimizer = "sgd"}};
   }
   return make_optimizer(o, tensors);
-}
-
-std::string state_bits(Engine& engine, comm::Group& world) {
-  std::vector<std::byte> mine;
-  auto put = [&](const void* data, size_t n) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    mine.insert(mine.end(), bytes, bytes + n);
-  };
-  for (const StateEntry& e : engine.state()) {
-    if (!e.writer || e.elements.empty()) continue;
-    const std::string key = e.tensor + " " + e.field;
-    const int64_t header[3] = {std::ssize(key), e.elements.begin,
-                               e.elements.size() * size_of(e.dtype)};
-    put(header, sizeof header);
-    put(key.data(), key.size());
-    put(e.data, header[2]);
-  }
-  std::map<std::string, std::map<int64_t, std::string>> fields;
-  for (const auto& bytes : world.gather_bytes(mine, {.label = "state bits"}))
-    for (size_t at = 0; at < bytes.size();) {
-      int64_t header[3];
-      std::memcpy(header, bytes.data() + at, sizeof header);
-      const auto* text = reinterpret_cast<const char*>(bytes.data()) + at + sizeof header;
-      fields[std::string(text, header[0])][header[1]] = std::string(text + header[0], header[2]);
-      at += sizeof header + header[0] + header[2];
-    }
-  std::string result;
-  for (const auto& [key, runs] : fields) {
-    std::string all;
-    for (const auto& [begin, run] : runs) all += run;
-    result += key + " " + std::to_string(all.size()) + " " + std::to_string(hash64(all)) + "\n";
-  }
-  return result;
 }
 
 }  // namespace dovetail::testing

@@ -37,7 +37,4 @@ std::vector<TensorSpec> zoo_hints();  // kinds, heads and nodes of all parameter
 std::vector<std::string> optimizer_names();
 UpdateOps optimizer(const std::string& name, const std::vector<TensorSpec>& tensors);
 
-// All state of the engine, gathered: one string of bits for each field, in order.
-std::string state_bits(Engine& engine, comm::Group& world);
-
 }  // namespace dovetail::testing

@@ -4,12 +4,14 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <map>
 #include <mutex>
 #include <set>
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/degrees.h"
 #include "tests/engine/units.h"
+#include "tests/state_digest.h"
 
 namespace dovetail {
 namespace {
@@ -78,7 +80,7 @@ TEST(Units, TheWorkedExampleMovesWhatTheDesignSays) {
 
 struct Outcome {
   std::vector<std::string> weights;
-  std::string state;
+  std::map<std::string, std::pair<size_t, uint64_t>> state;
   std::vector<double> norms;
   bool operator==(const Outcome&) const = default;
 };
@@ -119,7 +121,7 @@ Outcome train(Transport transport, int ranks, const plan::Degrees& d, const std:
     EXPECT_EQ(engine.fragment_bytes_sent(), predicted);
     EXPECT_EQ((world.counters().read() - before).of(comm::Phase::fragment).sent, sent);
     EXPECT_EQ(engine.held(), engine.predicted_held());
-    mine.state = state_bits(engine, world);
+    mine.state = state_digest(engine.state(), world);
     for (const at::Tensor& t : whole_parameters(engine)) {
       mine.weights.push_back(bits({t}));
       EXPECT_TRUE(t.isfinite().all().item<bool>());
@@ -178,6 +180,9 @@ TEST(Units, BoundariesOnUnitsPadInsteadOfMoving) {
   run_ranks(Transport::threads, 4, [&](comm::Group& world) {
     EngineOptions o = options(4, 4, 4);
     o.hints = zoo_hints();
+    o.plan.boundary = plan::Boundary::any;
+    EXPECT_THAT(Engine(make_zoo(), borrow(world), o, optimizer("muon", zoo_hints())).owner_report(),
+                ::testing::ContainsRegex("fragments [0-9]+:[0-9]+ "));
     o.plan.boundary = plan::Boundary::unit;
     Engine engine(make_zoo(), borrow(world), o, optimizer("muon", zoo_hints()));
     // Units may still move as a whole, to balance the work.
@@ -266,12 +271,12 @@ TEST(Units, AStepWithoutAFiniteNormChangesNothing) {
         return engine.step(0.1f, 0.5);
       };
       EXPECT_EQ(inject(5).grad_norm, 3);  // the largest of (1 + 1) / 2 and (5 + 1) / 2
-      const std::string before = state_bits(engine, world);
+      const auto before = state_digest(engine.state(), world);
       for (float bad : {std::nanf(""), std::numeric_limits<float>::infinity()}) {
         const StepResult r = inject(bad);
         EXPECT_TRUE(r.skipped);
         EXPECT_FALSE(std::isfinite(r.grad_norm));
-        EXPECT_EQ(before, state_bits(engine, world));
+        EXPECT_EQ(before, state_digest(engine.state(), world));
         EXPECT_EQ(engine.steps_done(), 1);
       }
     });
@@ -299,7 +304,8 @@ TEST(Units, AFrozenParameterKeepsItsUnitsAndState) {
 // Case B14: what is 8-bit, and where its blocks lie, follows from the global tensor.
 TEST(Units, EightBitStateIsTheSameAtEveryRankCount) {
   const std::vector<ZooSpec> specs{{"a", {6, 1024}}, {"b", {3, 1024}}, {"c", {4100}}, {"d", {1, 4096}}};
-  std::string state, weights;
+  std::map<std::string, std::pair<size_t, uint64_t>> state;
+  std::string weights;
   for (int ranks : {1, 2, 3, 4})
     for (const plan::Degrees& d : plan::legal_chains(ranks))
       run_ranks(Transport::threads, ranks, [&](comm::Group& world) {
@@ -323,7 +329,8 @@ TEST(Units, EightBitStateIsTheSameAtEveryRankCount) {
         }
         EXPECT_EQ(eight, (std::set<std::string>{"a", "c", "d"}));
         EXPECT_EQ(full, (std::set<std::string>{"b"}));
-        const std::string mine = state_bits(engine, world), whole = bits(whole_parameters(engine));
+        const auto mine = state_digest(engine.state(), world);
+        const std::string whole = bits(whole_parameters(engine));
         if (world.rank() != 0) return;
         if (state.empty()) state = mine, weights = whole;
         EXPECT_EQ(state, mine) << ranks << " ranks, " << plan::to_text(d);

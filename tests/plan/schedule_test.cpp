@@ -168,9 +168,9 @@ TEST(PoolSlots, OfTheStepAbove) {
   EXPECT_EQ(slot_bytes(plan, 0).gather, 256);
   EXPECT_EQ(slot_bytes(plan, 3).scratch, 64);
   // Forward takes slot 0 for the root, 1 for a, 2 for b, then 1 for c; the root and c stay.
-  // Backward: 2 for b, new ones
-  // for the gradients of the root (3) and c (4). Slot 1 is given back and serves as scratch of c. While that is
-  // under way, a is gathered (5) and b's gradient opened (6). Everything later finds a free slot.
+  // Backward: 2 for b, new ones for the gradients of the root (3) and c (4). Slot 1 is given back
+  // and serves as scratch of c. While that is under way, a is gathered (5) and b's gradient opened
+  // (6). Everything later finds a free slot.
   EXPECT_THAT(pool_slots(plan), ElementsAre(64, 256, 256, 64, 256, 256, 256));
 }
 

@@ -112,6 +112,20 @@ TEST(Config, ImpossibleValuesAreRefused) {
               HasSubstr("data.sources: wanted"));
 }
 
+TEST(Config, ValuesThatDoNotGoTogetherAreRefused) {
+  EXPECT_EQ(error_of("[muon]\nmomentum = 1.0\n"),
+            "config: muon.momentum: wanted a number of at least 0 and below 1, got 1.0");
+  EXPECT_EQ(error_of("[optimizer]\nnesterov = true\n"),
+            "config: optimizer.nesterov: wanted optimizer.momentum above 0 and optimizer.dampening 0 "
+            "with it, got 0 and 0");
+  EXPECT_EQ(error_of("[train]\nsteps = 5\n[optimizer]\nwarmup_steps = 5\n"),
+            "config: optimizer.warmup_steps: wanted fewer than train.steps = 5 with schedule cosine, "
+            "got 5");
+  EXPECT_EQ(error_of("[shampoo]\nblock = 65536\n"),
+            "config: shampoo.block: wanted a number from 1 to 32768, got 65536");
+  EXPECT_EQ(error_of("[shard]\nmain = \"bf16\"\n"), "config: shard.main: wanted one of fp32, got 'bf16'");
+}
+
 TEST(Config, BrokenTomlNamesFileAndLine) {
   EXPECT_THAT(error_of("[train]\nsteps =\n"), HasSubstr("config: x.toml:4:"));
   EXPECT_THAT(message_of<FileError>([] { load_config("/nowhere/x.toml", {}); }),

@@ -207,6 +207,15 @@ TEST(Sources, BadSourcesAreNamed) {
               HasSubstr("wanted one of the two"));
 }
 
+TEST(Sources, ErrorsNameTheKeyOfTheConfiguration) {
+  EXPECT_THAT(message_of<ConfigError>([] { find_documents({"nowhere"}, {}, "data.validation"); }),
+              HasSubstr("data.validation: nowhere"));
+  TemporaryFolder folder;
+  auto stream = std::make_shared<TokenStream>(find_documents({folder.write("t.txt", "abc")}, {}));
+  EXPECT_THAT(message_of<ConfigError>([&] { split_dataset(stream, 0, 10, "data.validation"); }),
+              HasSubstr("data.validation: 4 validation tokens"));
+}
+
 TEST(Sources, PythonLibraryIsRealTextWithoutTests) {
   const auto documents = find_documents({"python-stdlib"}, {});
   EXPECT_GT(documents.size(), 300u);

@@ -8,8 +8,8 @@
 #include <mutex>
 
 #include "dovetail/base/error.h"
-#include "dovetail/base/hash.h"
 #include "dovetail/trainer/mapped_file.h"
+#include "tests/state_digest.h"
 #include "tests/trainer/run_fixture.h"
 
 namespace dovetail::trainer {
@@ -39,40 +39,6 @@ class Optimizers : public ::testing::TestWithParam<std::string> {
   std::string data_ = folder_.write("text.txt", tiny_text(6000));
 };
 
-// Every field of every tensor, whole, as its ranks hold it: name -> digest.
-std::map<std::string, uint64_t> whole_state(const ShardedState& state, comm::Group& world) {
-  std::vector<std::byte> mine;
-  auto put = [&](const void* data, int64_t n) {
-    const auto* bytes = static_cast<const std::byte*>(data);
-    mine.insert(mine.end(), bytes, bytes + n);
-  };
-  for (const StateEntry& e : state) {
-    if (!e.writer || e.elements.empty()) continue;
-    const std::string name = e.tensor + " " + e.field;
-    const int64_t header[3] = {std::ssize(name), e.elements.begin,
-                               e.elements.size() * size_of(e.dtype)};
-    put(header, sizeof header);
-    put(name.data(), header[0]);
-    put(e.data, header[2]);
-  }
-  std::map<std::string, std::map<int64_t, std::string>> parts;
-  for (const auto& bytes : world.gather_bytes(mine, {.label = "state"}))
-    for (size_t i = 0; i < bytes.size();) {
-      int64_t header[3];
-      std::memcpy(header, bytes.data() + i, sizeof header);
-      const auto* text = reinterpret_cast<const char*>(bytes.data()) + i + sizeof header;
-      parts[std::string(text, header[0])][header[1]] = std::string(text + header[0], header[2]);
-      i += sizeof header + header[0] + header[2];
-    }
-  std::map<std::string, uint64_t> digests;
-  for (const auto& [name, runs] : parts) {
-    std::string all;
-    for (const auto& [begin, run] : runs) all += run;
-    digests[name] = hash64(all);
-  }
-  return digests;
-}
-
 TEST_P(Optimizers, LearnsAndResumesAsIfItHadNeverStopped) {
   for (const int ranks : {1, 2}) {
     const std::string whole = "whole" + std::to_string(ranks), half = "half" + std::to_string(ranks);
@@ -90,12 +56,12 @@ TEST_P(Optimizers, LearnsAndResumesAsIfItHadNeverStopped) {
 }
 
 TEST_P(Optimizers, CheckpointsLoadAtAnyRankCountBitForBit) {
-  std::map<std::string, uint64_t> saved;
+  std::map<std::string, std::pair<size_t, uint64_t>> saved;
   std::mutex mutex;
   run_job(4, config("four", {"train.steps=3", "shard.zero1=2", "shard.zero2=2", "shard.zero3=1"}), false,
           [&](TrainingRun& run) {
             run.train(nullptr);
-            auto state = whole_state(run.engine().state(), run.world());
+            auto state = dovetail::testing::state_digest(run.engine().state(), run.world());
             const std::lock_guard lock(mutex);
             saved = std::move(state);
           });
@@ -105,7 +71,7 @@ TEST_P(Optimizers, CheckpointsLoadAtAnyRankCountBitForBit) {
     copy_third_step("four", name);
     run_job(ranks, config(name), true, [&](TrainingRun& run) {
       EXPECT_EQ(run.engine().steps_done(), 3);
-      EXPECT_EQ(saved, whole_state(run.engine().state(), run.world())) << ranks << " ranks";
+      EXPECT_EQ(saved, dovetail::testing::state_digest(run.engine().state(), run.world())) << ranks << " ranks";
     });
   }
 }

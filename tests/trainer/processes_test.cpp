@@ -219,6 +219,18 @@ TEST_F(Processes, BadConfigurationsAreOneLineBeforeAnyRankStarts) {
   EXPECT_EQ(run({"train"}).code, 2);
 }
 
+TEST_F(Processes, PlanRefusesWhatItWouldIgnoreAndEndsWithTwo) {
+  const std::string instance =
+      folder_.write("i.json", R"({"zero1":5,"zero3":5,"segments":1,"tensors":[[12,6],[6,6]]})");
+  EXPECT_EQ(run({"plan", "--instance", instance, "--json"}).code, 0);
+  const Ended ended = run({"plan", "--instance", instance, "--segments", "2"});
+  EXPECT_EQ(ended.code, 2);
+  EXPECT_THAT(ended.output, HasSubstr("--instance excludes --segments"));
+  const std::string bad =
+      folder_.write("bad.json", R"({"zero1":5,"zero3":2,"segments":1,"tensors":[[12,6]]})");
+  EXPECT_EQ(run({"plan", "--instance", bad}).code, 2);
+}
+
 // What every rank finds wrong is said once.
 TEST_F(Processes, AFaultOfAllRanksIsSaidOnce) {
   const Ended ended = run(with(command("run", {"data.sources=['/nowhere']"}), {"--nproc", "2"}));

@@ -139,6 +139,8 @@ TEST_F(Training, ResumeRefusesOtherDataAndSeeds) {
   EXPECT_THAT(refusal({"run.seed=2"}),
               HasSubstr("resume: run.seed: the checkpoint has 1, this run 2"));
   EXPECT_THAT(refusal({"data.sequence=8"}), HasSubstr("resume: data.sequence"));
+  EXPECT_THAT(refusal({"data.shuffle=false"}), HasSubstr("resume: data.shuffle"));
+  EXPECT_THAT(refusal({"data.last_batch=keep"}), HasSubstr("resume: data.last_batch"));
   folder_.write("text.txt", tiny_text(6001));
   EXPECT_THAT(refusal({}), HasSubstr("resume: digest of the data"));
 }
@@ -206,6 +208,19 @@ TEST_F(Training, ALossThatIsNotFiniteIsOneClearErrorAndLeavesNoCheckpoint) {
   EXPECT_THAT(message, HasSubstr("step "));
   EXPECT_FALSE(fs::exists(at("nan") + "/checkpoints/step-00000006"));
   for (const auto& line : step_lines(at("nan"))) EXPECT_TRUE(line.at("loss").is_number());
+}
+
+TEST_F(Training, WeightsThatAreNotFiniteCostTheSampleAndNothingElse) {
+  train_job(2, config("wild", {"optimizer.lr=1e20", "optimizer.warmup_steps=0", "train.clip=0",
+                               "train.non_finite=skip"}));
+  EXPECT_FALSE(fs::exists(at("wild") + "/sample.txt"));
+  EXPECT_TRUE(fs::exists(at("wild") + "/report.html"));
+}
+
+TEST_F(Training, ModelsThatCannotBeAreNamed) {
+  for (const char* bad : {"model.hidden_size=1000000000000", "model.hidden_size=7"})
+    EXPECT_THAT(message_of<ConfigError>([&] { train_job(1, config("m", {bad})); }),
+                HasSubstr("config: model: ")) << bad;
 }
 
 TEST_F(Training, SigtermEndsTheRunWithACheckpointOnAllRanks) {

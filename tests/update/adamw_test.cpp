@@ -100,13 +100,8 @@ TEST(AdamW, AnySplitGivesTheSameBits) {
 }
 
 TEST(AdamW, RefusesWhatIsNoOptimizer) {
-  const auto make = [](double b1, double b2, double eps) { AdamW({b1, b2, eps}, rules_with(0)); };
-  EXPECT_THROW(make(1, 0.9, 1e-8), ConfigError);
-  EXPECT_THROW(make(-0.1, 0.9, 1e-8), ConfigError);
-  EXPECT_THROW(make(0.9, NAN, 1e-8), ConfigError);
-  EXPECT_THROW(make(0.9, 0.9, 0), ConfigError);
-  EXPECT_THROW(make(0.9, 0.9, 1e-60), ConfigError);
-  EXPECT_NO_THROW(make(0, 0, 1e-8));
+  expect_bad_adam_options_are_refused(
+      [](double b1, double b2, double eps) { AdamW({b1, b2, eps}, rules_with(0)); });
 }
 
 TEST(AdamW, SpansAndStepAreChecked) {

@@ -76,6 +76,38 @@ TEST(Optimizer, RefusesUnknownNamesAndUnusedRules) {
   EXPECT_THROW(make_optimizer(options, kTensors), ConfigError);
 }
 
+TEST(Optimizer, MuonUnitsMustExist) {
+  OptimizerOptions options{.name = "muon"};
+  options.muon.unit = "head";
+  const auto refusal = [&](const std::vector<TensorSpec>& tensors) -> std::string {
+    try {
+      make_optimizer(options, tensors);
+    } catch (const ConfigError& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_THAT(refusal(kTensors), testing::HasSubstr("muon.unit: wanted matrix or nodes"));
+  std::vector<TensorSpec> with_heads = kTensors;
+  with_heads[0].heads = 2;
+  EXPECT_EQ(refusal(with_heads), "");
+  // Not where the one tensor that has heads belongs to another optimizer.
+  options.rules.rules = {{.pattern = "w", .optimizer = "sgd"}};
+  EXPECT_THAT(refusal(with_heads), testing::HasSubstr("\"head\""));
+}
+
+TEST(Optimizer, RulesChooseTheOptimizer) {
+  OptimizerOptions options{.name = "muon"};
+  const ParameterRules rules = optimizer_rules(options);
+  EXPECT_TRUE(rules.selects("muon", kTensors[0]));
+  EXPECT_FALSE(rules.selects("adamw", kTensors[0]));
+  EXPECT_TRUE(rules.selects("adamw", kTensors[1]));
+  options.rules.rules = {{.pattern = "b", .optimizer = "adam8"}};
+  EXPECT_TRUE(optimizer_rules(options).selects("adam8", kTensors[1]));
+  options.rules.rules = {{.pattern = "b", .optimizer = "adam"}};
+  EXPECT_THROW(make_optimizer(options, kTensors), ConfigError);
+}
+
 TEST(Optimizer, EveryParameterNeedsAnOperation) {
   EXPECT_THAT(error_of({fake("w", {}, {})}), testing::HasSubstr("\"b\""));
   EXPECT_THAT(error_of({}), testing::HasSubstr("\"w\""));

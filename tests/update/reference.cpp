@@ -4,6 +4,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <random>
 
@@ -216,6 +217,16 @@ void expect_same_bits(const Parameter& a, const Parameter& b, const std::string&
   ASSERT_EQ(a.state.size(), b.state.size()) << what;
   for (const auto& [name, values] : a.state)
     EXPECT_EQ(values.bytes, b.state.at(name).bytes) << name << ", " << what;
+}
+
+void expect_bad_adam_options_are_refused(
+    const std::function<void(double, double, double)>& make) {
+  EXPECT_THROW(make(1, 0.9, 1e-8), ConfigError);
+  EXPECT_THROW(make(-0.1, 0.9, 1e-8), ConfigError);
+  EXPECT_THROW(make(0.9, NAN, 1e-8), ConfigError);
+  EXPECT_THROW(make(0.9, 0.9, 0), ConfigError);
+  EXPECT_THROW(make(0.9, 0.9, 1e-60), ConfigError);
+  EXPECT_NO_THROW(make(0, 0, 1e-8));
 }
 
 void expect_same_bits_for_any_split(const UpdateOp& op) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -66,6 +67,10 @@ double relative_difference(std::span<const float> values, const at::Tensor& refe
 
 // Weight and all state, to the last bit.
 void expect_same_bits(const Parameter& a, const Parameter& b, const std::string& what);
+
+// Options that `make`(beta1, beta2, eps) has to refuse, and the extremes that it takes.
+void expect_bad_adam_options_are_refused(
+    const std::function<void(double beta1, double beta2, double eps)>& make);
 
 // Five steps of several shapes, whole and in random runs (odd ones, empty ones, single elements or
 // blocks); assembled units packed and strided.

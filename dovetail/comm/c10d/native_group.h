@@ -30,8 +30,7 @@ std::unique_ptr<Group> make_native_group(std::shared_ptr<P2PMembers> members, Na
                                          const std::string& name);
 
 // out (+)= the sum of the members' tensors over the tree, in fp32, by tensor operations on any
-// device: the same bits as
-// SumTree::sum.
+// device: the same bits as SumTree::sum.
 void sum_tensors(const SumTree& tree, const std::vector<at::Tensor>& inputs, at::Tensor out, bool accumulate);
 
 }  // namespace dovetail::comm

@@ -1,7 +1,7 @@
 // Safetensors files: 8 bytes header length, little endian; a JSON header of names, dtypes, shapes
-// and byte ranges; data.
-// Reading maps the file and checks all of the header against the format before anything is used; every fault is a
-// FileError naming the file and, where there is one, the tensor.
+// and byte ranges; data. Reading maps the file and checks all of the header against the format
+// before anything is used; every fault is a FileError naming the file and, where there is one, the
+// tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,9 +28,8 @@ class SafetensorsFile {
   const std::filesystem::path& path() const { return path_; }
   const std::map<std::string, Entry>& entries() const { return entries_; }
   const std::map<std::string, std::string>& metadata() const { return metadata_; }
-  // A view of the mapped file (private to the process: writes do not reach the file) that keeps
-  // the mapping alive; a copy
-  // where the file leaves the data misaligned.
+  // A view of the mapped file (private to the process: writes do not reach the file) that keeps the
+  // mapping alive; a copy where the file leaves the data misaligned.
   at::Tensor tensor(const std::string& name) const;
 
  private:
@@ -47,14 +46,13 @@ class SafetensorsFile {
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
 // Writes the tensors (any strides, on the CPU) in the order given, under a temporary name that is
-// then renamed. Throws
-// FileError where the file cannot be written, ConfigError for a dtype that the format lacks or a name given twice.
+// then renamed. Throws FileError where the file cannot be written, ConfigError for a dtype that the
+// format lacks or a name given twice.
 void write_safetensors(const std::filesystem::path& path, const NamedTensors& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 
 // All tensors of a file, of a folder (model.safetensors, or the shards that
-// model.safetensors.index.json names), or of
-// such an index file.
+// model.safetensors.index.json names), or of such an index file.
 class SafetensorsSet {
  public:
   explicit SafetensorsSet(const std::filesystem::path& path);
