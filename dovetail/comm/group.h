@@ -45,7 +45,7 @@ using WorkHandle = std::unique_ptr<Work>;  // never null
 struct GatherPlane {
   // this member's slice: slices[rank].size() bytes; may lie in place inside `whole`
   const std::byte* shard = nullptr;
-  std::byte* whole = nullptr;        // slices.back().end bytes; ignored when needs_gather_buffer() is false
+  std::byte* whole = nullptr;        // slices.back().end bytes; may be null when needs_gather_buffer() is false
   std::vector<Interval> slices;
 };
 
@@ -68,6 +68,17 @@ struct ReduceScatter {
 struct Send { int to; std::span<const std::byte> bytes; };
 struct Receive { int from; std::span<std::byte> bytes; };
 
+// Memory that the ranks of one host address in place.
+class SharedMemory {
+ public:
+  virtual ~SharedMemory() = default;
+  // Zero-filled bytes of this rank, aligned to pages; peers read them where an operation names them. Null for no bytes.
+  // Throws StateError when there is no room.
+  virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
+  // Gives the pages wholly inside back to the system until they are written again; contents are lost.
+  virtual void discard(std::byte* data, int64_t bytes) noexcept = 0;
+};
+
 class Group {
  public:
   virtual ~Group() = default;
@@ -76,7 +87,17 @@ class Group {
   int size() const { return static_cast<int>(global_ranks().size()); }
   virtual std::span<const int> global_ranks() const = 0;  // per member
 
-  // False where the whole is addressable without a buffer: one member, or a transport of shared mappings.
+  // Runs of so many consecutive global ranks, the hosts, address one another's memory; 1 where none does.
+  virtual int host_ranks() const { return 1; }
+  // Memory to take operands from that peers read in place, null where host_ranks() is 1. Lives as long as its pieces.
+  virtual SharedMemory* shared_memory() const { return nullptr; }
+  // One run of zero-filled bytes that every member addresses, for as long as any of them keeps it. Collective; only
+  // where all members share memory.
+  virtual std::shared_ptr<std::byte> allocate_together(int64_t bytes, const Identity& id);
+
+  // False where the whole is addressable without a buffer: one member, or members that share memory. Those give shards
+  // that lie at their slices' places in one run of allocate_together(); a gather then moves no byte and is over once
+  // all members have come to it.
   virtual bool needs_gather_buffer() const = 0;
   // Sent: own slice to each of the other members; steps: 1. All planes travel as one operation.
   virtual Gathered all_gather(std::span<const GatherPlane> planes, const Identity& id) = 0;

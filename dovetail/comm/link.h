@@ -57,6 +57,10 @@ class Link {
   // What is known of another rank, in words: "alive, in ...", "gone", "" for nothing.
   virtual std::string describe(int rank) = 0;
 
+  // True when waiting for the rank is in vain: a fault is known, or it has left and nothing of it is on the way. What a
+  // transport learns at intervals it may only know while watch() is on.
+  virtual bool hopeless(int rank) = 0;
+
   // While on, this rank waits for others in a way that the link does not see, and looks out for
   // those that fall silent.
   virtual void watch(bool on) = 0;

@@ -16,7 +16,7 @@ namespace dovetail::comm {
 
 struct P2PMembers;
 
-class P2PGroup final : public Group {
+class P2PGroup : public Group {
  public:
   explicit P2PGroup(std::shared_ptr<P2PMembers> members);
 
@@ -38,8 +38,8 @@ class P2PGroup final : public Group {
   const Counters& counters() const override;
   std::chrono::milliseconds deadline() const override;
 
- private:
-  std::shared_ptr<P2PMembers> members_;
+ protected:
+  const std::shared_ptr<P2PMembers> members_;
 };
 
 // The group of all ranks of a link, numbered as there.

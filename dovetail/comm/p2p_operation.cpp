@@ -35,6 +35,11 @@ P2POperation::P2POperation(std::shared_ptr<P2PMembers> members, Operation operat
   for (int i = 0; i < size - 1; ++i) peers_[i].member = (members_->rank + 1 + i) % size;
 }
 
+P2POperation::~P2POperation() {
+  settle();
+  std::erase(world().staged(), this);
+}
+
 void P2POperation::settle() noexcept {
   try {
     wait();
@@ -73,6 +78,13 @@ void P2POperation::declare(int member, int64_t sends, int64_t expects) {
   if (expects > 0) peer.expected_sizes = add_size(peer.expected_sizes, expects);
   sent_ += sends;
   received_ += expects;
+}
+
+void P2POperation::agree(int64_t value) {
+  for (Peer& peer : peers_) {
+    peer.sent_sizes = add_size(peer.sent_sizes, value);
+    peer.expected_sizes = add_size(peer.expected_sizes, value);
+  }
 }
 
 Header P2POperation::header_for(const Peer& peer) const {
@@ -119,9 +131,10 @@ void P2POperation::wait() {
   try {
     world().check();
     const auto until = Clock::now() + world().deadline();
-    for (P2PReduction* staged : std::vector(world().staged())) {
+    for (P2POperation* staged : std::vector(world().staged())) {
       if (staged->order() < order_) staged->advance(until);
     }
+    advance(until);
     complete(until);
   } catch (...) {
     peers_.clear();  // gives the memory back
@@ -129,6 +142,18 @@ void P2POperation::wait() {
     sends_.clear();
     throw;
   }
+}
+
+void P2POperation::post_staged() {
+  post();
+  world().staged().push_back(this);
+}
+
+void P2POperation::advance(Clock::time_point until) {
+  if (advanced_) return;
+  advanced_ = true;
+  second_act(until);
+  std::erase(world().staged(), this);
 }
 
 void P2POperation::complete(Clock::time_point until) {

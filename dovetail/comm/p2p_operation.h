@@ -16,30 +16,38 @@ namespace dovetail::comm {
 class P2POperation : public Work {
  public:
   P2POperation(std::shared_ptr<P2PMembers> members, Operation operation, const Identity& id);
-  ~P2POperation() override { settle(); }
+  ~P2POperation() override;
 
   // Members' messages in either direction match in order. Empty ones do not travel.
   void send(int member, std::span<const std::byte> bytes);
   void receive(int member, std::span<std::byte> bytes);
   // Payload that travels by other means: agreed upon and counted as if it were messages.
   void declare(int member, int64_t sends, int64_t expects);
+  // Something else that all members must name alike; a difference is one of sizes.
+  void agree(int64_t value);
   const Header& header() const { return mine_; }
   // Sends the headers and starts all messages.
   void post();
+  // post(), and known to the world as having a second act.
+  void post_staged();
   uint64_t order() const { return order_; }
   void wait() final;
+  // The second act, once.
+  void advance(Clock::time_point until);
 
  protected:
   struct Peer {
     int member = 0;
     int64_t sends = 0, expects = 0;             // payload bytes of the verified stage
-    uint32_t sent_sizes = 0, expected_sizes = 0;
+    uint32_t sent_sizes = 0, expected_sizes = 0;  // hashes
     std::array<std::byte, kHeaderBytes> header_out, header_in;
     TransferHandle header_send, header_receive;
   };
 
-  // Runs in wait(); `until` bounds everything in it.
+  // Runs in wait(), after advance(); `until` bounds everything in it.
   virtual void complete(Clock::time_point until);
+  // What other ranks wait for besides messages that travel by themselves.
+  virtual void second_act(Clock::time_point) {}
   // Called with each peer's header once it is known to be of the same operation.
   virtual void accept(Peer& peer, const Header& theirs);
 
@@ -50,11 +58,14 @@ class P2POperation : public Work {
   void count_bytes();
   // For destructors: waits and drops the error, which the world keeps and throws at the next call.
   void settle() noexcept;
+  // Throws for an outcome other than done.
+  void require(Outcome outcome, int member);
   int global(int member) const { return members_->ranks[member]; }
   P2PWorld& world() { return *members_->world; }
 
   const std::shared_ptr<P2PMembers> members_;
   Header mine_;
+  const uint32_t tag_base_;  // payload_base()
 
  private:
   struct Part {
@@ -70,18 +81,15 @@ class P2POperation : public Work {
 
   Peer& peer_of(int member);
   Header header_for(const Peer& peer) const;
-  // Throws for an outcome other than done.
-  void require(Outcome outcome, int member);
   [[noreturn]] void fail_late(int member);
   void verify(Peer& peer);
 
-  const uint32_t tag_base_;
   uint64_t order_ = 0;          // of posting, over all groups of the world; 0 before it
   std::vector<Peer> peers_;     // in the order (rank+1, rank+2, ...)
   std::vector<Part> parts_;     // added since the last post
   std::vector<Message> receives_, sends_;
   int64_t sent_ = 0, received_ = 0;
-  bool finished_ = false;
+  bool finished_ = false, advanced_ = false;
 };
 
 // reduce_scatter: the payload arrives in scratch and is summed in wait().
@@ -104,20 +112,15 @@ class P2PReduction final : public P2POperation {
  public:
   P2PReduction(std::shared_ptr<P2PMembers> members, std::span<float> data, std::span<std::byte> scratch,
                const Identity& id);
-  ~P2PReduction() override;
-
-  // post(), and known to the world as having a second half.
-  void post_staged();
-  // Sums and starts the second half.
-  void advance(Clock::time_point until);
+  ~P2PReduction() override { settle(); }
   static Interval slice(int64_t elements, int size, int member);
 
  private:
+  void second_act(Clock::time_point until) override;  // sums and starts the second half
   void complete(Clock::time_point until) override;
 
   std::span<float> data_;
   std::vector<const std::byte*> inputs_;
-  bool advanced_ = false;
 };
 
 // gather_bytes: lengths are learned from the headers.

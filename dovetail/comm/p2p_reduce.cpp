@@ -56,19 +56,7 @@ P2PReduction::P2PReduction(std::shared_ptr<P2PMembers> members, std::span<float>
   }
 }
 
-P2PReduction::~P2PReduction() {
-  settle();
-  std::erase(world().staged(), this);
-}
-
-void P2PReduction::post_staged() {
-  post();
-  world().staged().push_back(this);
-}
-
-void P2PReduction::advance(Clock::time_point until) {
-  if (advanced_) return;
-  advanced_ = true;
+void P2PReduction::second_act(Clock::time_point until) {
   wait_headers(until);
   wait_receives(until);
   const int size = members_->size(), me = members_->rank;
@@ -84,11 +72,9 @@ void P2PReduction::advance(Clock::time_point until) {
     send((me + i) % size, std::as_bytes(own));
   }
   post_messages(1);
-  std::erase(world().staged(), this);
 }
 
 void P2PReduction::complete(Clock::time_point until) {
-  advance(until);
   wait_receives(until);
   wait_sends(until);
   count_bytes();

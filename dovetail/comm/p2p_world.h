@@ -15,7 +15,7 @@
 
 namespace dovetail::comm {
 
-class P2PReduction;
+class P2POperation;
 
 class P2PWorld {
  public:
@@ -39,9 +39,9 @@ class P2PWorld {
   [[noreturn]] void blame_pair(int peer, const std::string& message);
   void fail(std::string_view reason) noexcept;
 
-  // All-reduces whose second half is still to be posted, in the order of their posting. Whoever waits for anything
-  // posts these first, so that ranks may wait in different orders.
-  std::vector<P2PReduction*>& staged() { return staged_; }
+  // Operations in which other ranks wait for a second act of this one, in the order of their posting. Whoever waits for
+  // anything does these first (P2POperation::advance), so that ranks may wait in different orders.
+  std::vector<P2POperation*>& staged() { return staged_; }
 
   // Keeps connections of another kind open until this rank has taken leave.
   void keep(std::shared_ptr<void> connections) { kept_.push_back(std::move(connections)); }
@@ -59,7 +59,7 @@ class P2PWorld {
   Counters counters_;
   std::vector<std::shared_ptr<void>> kept_;
   std::optional<CommError> failure_;
-  std::vector<P2PReduction*> staged_;
+  std::vector<P2POperation*> staged_;
   uint64_t order_ = 0;
   uint32_t next_group_ = 1;
 };

@@ -21,16 +21,30 @@ struct RankGroups {
 
 RankGroups make_rank_groups(std::shared_ptr<comm::Group> world, const plan::Degrees& degrees);
 
+// Memory that peers address, from a transport that has it.
+class PeerAllocator : public Allocator {
+ public:
+  explicit PeerAllocator(comm::SharedMemory& memory) : memory_(memory) {}
+  Memory allocate(int64_t bytes, Role role) override;
+  void discard(const Memory& memory) noexcept override { memory_.discard(memory.data, memory.bytes); }
+
+ private:
+  comm::SharedMemory& memory_;
+};
+
 struct Context {
   plan::Plan plan;
   plan::GridPosition position;
   RankGroups ranks;
   HostAllocator allocator;
+  std::unique_ptr<PeerAllocator> peer_allocator;  // null where the transport shares no memory
   Ledger ledger;
   std::unique_ptr<SlotPool> pool;
   int64_t steps = 0;  // optimizer steps done
 
   const plan::Degrees& degrees() const { return plan.options.degrees; }
+  // For what other ranks read: operands of reductions, fragments.
+  Allocator& shared_allocator() { return peer_allocator ? static_cast<Allocator&>(*peer_allocator) : allocator; }
   int64_t rank() const { return plan::rank_at(degrees(), position); }
   comm::Identity identity(comm::Phase phase, int64_t group) const;
 };

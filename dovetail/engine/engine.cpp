@@ -91,13 +91,16 @@ class EngineImpl {
     model_ = scan(*root_);
     settle_initial(model_, options_.initial, *world);
     options_.plan.world = world->size();
+    options_.plan.host_ranks = world->host_ranks();
     context_.plan = plan::make_plan(options_.plan, group_specs(model_, options_.hints, ops_));
     if (context_.plan.options.main != DType::f32)
       raise<ConfigError>("main weights: wanted fp32, got {}", name_of(context_.plan.options.main));
     compare_plans(context_.plan, describe(ops_), *world);
     context_.position = plan::position_of(context_.degrees(), world->global_ranks()[world->rank()]);
     context_.ranks = make_rank_groups(std::move(world), context_.degrees());
-    context_.pool = std::make_unique<SlotPool>(context_.allocator, context_.ledger, plan::pool_slots(context_.plan));
+    if (comm::SharedMemory* shared = context_.ranks.world->shared_memory())
+      context_.peer_allocator = std::make_unique<PeerAllocator>(*shared);
+    context_.pool = std::make_unique<SlotPool>(context_.shared_allocator(), context_.ledger, plan::pool_slots(context_.plan));
     runner_ = std::make_shared<Runner>(context_);
     adopt_parameters();
     stepper_ = std::make_unique<Stepper>(context_, *runner_, ops_, options_.norm, options_.seed);

@@ -78,7 +78,7 @@ struct UpdateParameter {
   int64_t group;              // index into plan().groups
   Interval elements;          // of the global tensor, row-major; empty where this rank owns none
   at::Tensor main;            // [elements.size()], main dtype; a view, writes count
-  // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction
+  // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction, until the next forward
   at::Tensor grad;
   bool trainable;
 };

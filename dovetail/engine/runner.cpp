@@ -15,7 +15,8 @@
 
 namespace dovetail::engine_detail {
 
-Runner::Runner(Context& context) : context_(context) {
+Runner::Runner(Context& context)
+    : context_(context), in_place_(plan::shares_memory(context.plan, plan::RankGroup::gather)) {
   const int64_t count = std::ssize(context.plan.groups);
   for (int64_t g = 0; g < count; ++g) groups_.push_back(std::make_unique<ShardGroup>(context, g));
   runs_.resize(count);
@@ -35,6 +36,8 @@ void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
   if (root_is(g)) depth_ = 0;
   if (depth_ == 0 && !in_backward_) {  // in backward it is a recomputation
     register_accumulators();
+    // Activations grow as the last step's gradients go: both never count at once.
+    for (auto& group : groups_) group->discard_spent_gradient();
     refresh();
     cast_inputs(inputs);
   }
@@ -65,8 +68,11 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
   if (differentiable) ++runs_[g].forward_uses;
   const bool training = at::GradMode::is_enabled();
   if (!all_gathered_ && !(training && plan::stays_gathered(context_.plan, g))) groups_[g]->release();
-  if (depth_ == 0 && !training && !all_gathered_)
-    for (auto& group : groups_) group->release();
+  if (depth_ == 0 && !training && !in_backward_) {
+    if (!all_gathered_)
+      for (auto& group : groups_) group->release();
+    end_pass();
+  }
   // More was gathered at once than a step ever does.
   if (context_.pool->in_use() == 0) context_.pool->restore(plan::pool_slots(context_.plan));
 }
@@ -95,9 +101,10 @@ void Runner::register_accumulators() {
 }
 
 // Brings the runtime shards up to the main weights. Over several ranks they vote first: any may have written its own.
+// Where shards share memory, those who may still read this rank's take part: once all have voted, none does.
 void Runner::refresh() {
   bool stale = stale_ || exposed_;
-  comm::Group& ranks = *context_.ranks.refresh;
+  comm::Group& ranks = in_place_ ? *context_.ranks.main : *context_.ranks.refresh;
   if (ranks.size() > 1) {
     const std::byte mine{static_cast<unsigned char>(stale)};
     comm::Identity id = context_.identity(comm::Phase::control, -1);
@@ -123,6 +130,15 @@ void Runner::refresh() {
     for (auto& group : groups_) group->release();
     gather_all();
   }
+}
+
+// Where main weights are the runtime parameters that peers read: after a pass its caller may write them again.
+void Runner::end_pass() {
+  const plan::Format format = plan::format_named(context_.plan.options.format);
+  if (!in_place_ || !format.is_plain(context_.plan.options.main)) return;
+  comm::Identity id = context_.identity(comm::Phase::control, -1);
+  id.label = "the end of a pass";
+  context_.ranks.main->barrier(id);
 }
 
 void Runner::cast_inputs(std::span<at::Tensor* const> inputs) const {
@@ -278,6 +294,7 @@ void Runner::end_backward() {
   advance_reductions(/*last=*/true);
   finish_reductions(0);
   audit();
+  end_pass();
   after_graph_ = failed_ = false;
 }
 

@@ -63,6 +63,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
  private:
   bool root_is(int64_t group) const { return group == std::ssize(groups_) - 1; }
   void refresh();
+  void end_pass();
   void register_accumulators();
   void cast_inputs(std::span<at::Tensor* const> inputs) const;
   void gather_ahead(int64_t group, bool backward);
@@ -87,6 +88,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   };
 
   Context& context_;
+  const bool in_place_;                // gathers are views of memory that ranks share
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::vector<GroupRun> runs_;
   std::vector<int64_t> order_;         // of all groups but the root

@@ -47,6 +47,7 @@ std::string ShardGroup::title() const {
 void ShardGroup::lay_out() {
   const plan::Degrees& d = context_.degrees();
   const int64_t q = plan::zero1_shard(d, context_.position);
+  const bool in_place = plan::shares_memory(context_.plan, plan::RankGroup::gather);
   int64_t runtime = 0, whole = 0, main = 0, gradient = 0, main_gradient = 0, slot = 0, accumulator = 0;
   for (const plan::BucketPlan& bucket : planned().buckets) {
     const plan::Format format = plan::format_named(bucket.format);
@@ -56,9 +57,10 @@ void ShardGroup::lay_out() {
       s.format = format;
       s.main = layout.zero1_interval(q);
       for (const plan::PlaneSpec& plane : format.planes) {
-        s.runtime_offset.push_back(runtime);
+        const int64_t shard = plane.bytes_of(layout.shard3);
+        s.runtime_offset.push_back(in_place ? whole + context_.position.i3 * shard : runtime);
         s.whole_offset.push_back(whole);
-        if (!plan::encodes_at_gather(context_.plan, format)) runtime += plane.bytes_of(layout.shard3);
+        if (!plan::encodes_at_gather(context_.plan, format)) runtime += shard;
         whole += plane.bytes_of(layout.size());
       }
       s.main_offset = main;
@@ -81,12 +83,25 @@ void ShardGroup::lay_out() {
       segments_.push_back(std::move(s));
     }
   }
-  auto allocate = [&](int64_t bytes, Role role) { return Buffer(context_.allocator, context_.ledger, bytes, role); };
-  runtime_ = allocate(runtime, Role::runtime);
+  auto allocate = [&](int64_t bytes, Role role, bool peers_read = false) {
+    return Buffer(peers_read ? context_.shared_allocator() : context_.allocator, context_.ledger, bytes, role);
+  };
+  if (in_place) {
+    comm::Group& ranks = *context_.ranks.gather;
+    DT_CHECK(!ranks.needs_gather_buffer(), "the plan's hosts of {} ranks are not the transport's",
+             context_.plan.options.host_ranks);
+    auto shards = ranks.allocate_together(whole, context_.identity(comm::Phase::control, index_));
+    std::byte* data = shards.get();
+    runtime_ = Buffer(Memory{std::move(shards), data, whole}, context_.ledger, runtime, Role::runtime);
+  } else {
+    runtime_ = allocate(runtime, Role::runtime, true);
+  }
   main_ = allocate(main, Role::main);
-  gradient_ = allocate(gradient, Role::gradient);
-  main_gradient_ = allocate(main_gradient, Role::main_gradient);
-  accumulator_ = allocate(accumulator, Role::accumulator);
+  // Only reductions beyond zero2 read gradient shards; private memory has larger pages.
+  const bool replicas = context_.ranks.replica->size() > 1;
+  gradient_ = allocate(gradient, Role::gradient, d.zero1 != d.zero2 || replicas);
+  main_gradient_ = allocate(main_gradient, Role::main_gradient, replicas);
+  accumulator_ = allocate(accumulator, Role::accumulator, true);
 }
 
 bool ShardGroup::trainable() const {
@@ -166,8 +181,8 @@ void ShardGroup::start_gather(bool backward) {
   gathered_segment_.clear();
   comm::Group& ranks = *context_.ranks.gather;
   const plan::PlaneUse use = plan::gathered_planes(context_.plan, index_, backward);
-  if (ranks.needs_gather_buffer() && !empty())
-    gather_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).gather);
+  if (const int64_t bytes = plan::slot_bytes(context_.plan, index_).gather; bytes > 0)
+    gather_slot_ = context_.pool->acquire(bytes);
   std::vector<comm::GatherPlane> planes;
   std::vector<size_t> first_planes;
   for (size_t i = 0; i < segments_.size(); ++i) {
@@ -284,7 +299,8 @@ void ShardGroup::start_reduce(bool sync) {
   for (const GroupSegment& s : segments_)
     wanted += ranks.reduce_scratch_bytes(local ? DType::f32 : s.format.gradient,
                                          even_slices(ranks.size(), s.layout->shard2));
-  scratch_slot_ = context_.pool->acquire(std::max(wanted, plan::slot_bytes(context_.plan, index_).scratch));
+  wanted = std::max(wanted, plan::slot_bytes(context_.plan, index_).scratch);
+  if (wanted > 0) scratch_slot_ = context_.pool->acquire(wanted);
   for (const GroupSegment& s : segments_) {
     comm::ReduceScatter request;
     request.dtype = local ? DType::f32 : s.format.gradient;
@@ -329,7 +345,8 @@ void ShardGroup::reduce_main() {
           zero1_slices(*s.layout, zero2 * parts.size(), parts.size(), s.layout->zero2_interval(zero2).begin);
       request.output = main;
       const int64_t bytes = parts.reduce_scratch_bytes(DType::f32, request.slices);
-      SlotPool::Slot scratch = context_.pool->acquire(bytes);
+      SlotPool::Slot scratch;
+      if (bytes > 0) scratch = context_.pool->acquire(bytes);
       request.scratch = {scratch.data(), static_cast<size_t>(bytes)};
       parts.reduce_scatter(request, context_.identity(comm::Phase::reduce_main, index_))->wait();
     }
@@ -348,11 +365,20 @@ void ShardGroup::drop_gradient() {
   if (gradient_state_ == GradientState::reducing) finish_reduce();
   gradient_slot_.reset();
   gradient_state_ = GradientState::closed;
+  gradient_spent_ |= gradient_valid_ || accumulator_valid_;
   gradient_valid_ = accumulator_valid_ = false;
   for (GroupParameter& p : parameters_) {
     p.contributions = 0;
     p.contributed = false;
   }
+}
+
+void ShardGroup::discard_spent_gradient() {
+  if (!gradient_spent_ || gradient_valid_ || accumulator_valid_) return;
+  gradient_.discard();
+  main_gradient_.discard();
+  accumulator_.discard();
+  gradient_spent_ = false;
 }
 
 std::byte* ShardGroup::main_at(const GroupParameter& p) const {

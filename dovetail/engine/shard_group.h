@@ -1,7 +1,8 @@
 // One group on one rank: its storage and its state machine.
 //
 // Storage, one allocation per role for all segments, one behind the other:
-//   runtime        zero3 shard, every plane of the format; none where plan::encodes_at_gather()
+//   runtime        zero3 shard, every plane of the format; none where plan::encodes_at_gather(). Where the ranks that
+//                  gather share memory, one allocation of all of them holds the whole, this rank's shard in its place
 //   main           zero1 shard; where the runtime format is the plain array of the main dtype there is no
 //                  allocation and main weights are views of the runtime shard
 //   gradient       zero2 shard, fp32; main_gradient: zero1 shard, the same memory where zero1 == zero2
@@ -41,7 +42,7 @@ struct GroupSegment {
   plan::Format format;
   Interval main;              // zero1 interval in element space
   std::vector<int64_t> runtime_offset;  // per plane, in the runtime allocation
-  std::vector<int64_t> whole_offset;    // per plane, in a gather slot
+  std::vector<int64_t> whole_offset;    // per plane, in a gather slot or the allocation of all ranks
   int64_t main_offset = 0, gradient_offset = 0, main_gradient_offset = 0;
   int64_t slot_offset = 0;         // in a gradient slot
   int64_t accumulator_offset = 0;
@@ -85,6 +86,8 @@ class ShardGroup {
   void reduce_main();
   bool has_gradient() const { return gradient_valid_; }
   void drop_gradient();
+  // Gradient shards that hold nothing of this step take no memory until they are written again.
+  void discard_spent_gradient();
 
   // Memory of the parameter's zero1 part.
   std::byte* main_at(const GroupParameter& p) const;
@@ -127,6 +130,7 @@ class ShardGroup {
   bool direct_ = false;             // the open gradient is written into the shard
   bool gradient_valid_ = false;     // the shard holds something of this step
   bool accumulator_valid_ = false;  // so does the accumulator
+  bool gradient_spent_ = false;     // an earlier step's gradient still takes memory
 };
 
 }  // namespace dovetail::engine_detail

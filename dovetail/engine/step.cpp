@@ -54,7 +54,7 @@ Stepper::Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions no
   units_.workspace = {workspace_.data(), static_cast<size_t>(need.workspace)};
   for (int64_t slot :
        plan::staging_slots(plan, update_.demands, update_.owners, context.rank()))
-    staging_.emplace_back(context.allocator, context.ledger, slot, Role::staging);
+    staging_.emplace_back(context.shared_allocator(), context.ledger, slot, Role::staging);
   for (size_t b = 0; b < update_.batches.size(); ++b) batches_.emplace_back(units_, b);
 }
 

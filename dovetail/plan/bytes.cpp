@@ -37,11 +37,14 @@ void check_shape(const Plan& plan, const StepShape& shape) {
 class SegmentTraffic {
  public:
   SegmentTraffic(const Plan& plan, const Format& format, const SegmentLayout& s, const GridPosition& position)
-      : format_(format), s_(s), position_(position), replicas_(plan.options.world / s.zero1),
+      : format_(format), s_(s), position_(position), in_place_(shares_memory(plan, RankGroup::gather)),
+        replicas_(plan.options.world / s.zero1),
         own_(s.zero1_interval(zero1_shard(plan.options.degrees, position)).size()) {}
 
   int64_t refresh() const { return format_.bytes_of(own_) * (s_.zero1 / s_.zero3 - 1); }
-  int64_t gather(PlaneUse planes) const { return format_.bytes_of(s_.shard3, planes) * (s_.zero3 - 1); }
+  int64_t gather(PlaneUse planes) const {
+    return in_place_ ? 0 : format_.bytes_of(s_.shard3, planes) * (s_.zero3 - 1);
+  }
   int64_t reduce(int64_t item) const { return s_.shard2 * item * (s_.zero2 - 1); }
   int64_t reduce_main() const {
     const int64_t mine = all_reduce_slice(own_, replicas_, position_.replica).size();
@@ -52,6 +55,7 @@ class SegmentTraffic {
   const Format& format_;
   const SegmentLayout& s_;
   const GridPosition& position_;
+  bool in_place_;
   int64_t replicas_;
   int64_t own_;  // elements of the zero1 interval
 };

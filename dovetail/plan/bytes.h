@@ -31,7 +31,8 @@ struct HeldBytes {
 // Payload sent by one rank in one optimizer step. Sums over segments; n1 as above.
 struct SentBytes {
   int64_t refresh = 0;          // own n1, all planes, to each of the zero1/zero3 - 1 others
-  int64_t gather_forward = 0;   // per micro-batch and gathered group: own shard3, planes read, to zero3 - 1 others
+  int64_t gather_forward = 0;   // per micro-batch and gathered group: own shard3, planes read, to zero3 - 1 others;
+                                // nothing where they share memory
   int64_t gather_backward = 0;  // the same, where backward gathers again
   int64_t reduce = 0;           // per reduced micro-batch and trainable group: shard2 to each of zero2 - 1 others,
                                 // in the format's gradient dtype (fp32 with local accumulation)

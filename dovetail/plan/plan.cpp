@@ -93,6 +93,8 @@ void validate(const PlanOptions& o) {
   if (o.prefetch < 0) raise<ConfigError>("prefetch: wanted at least 0 groups, got {}", o.prefetch);
   if (o.pending_reductions < 0)
     raise<ConfigError>("pending_reductions: wanted at least 0, got {}", o.pending_reductions);
+  if (o.host_ranks < 1 || o.world % o.host_ranks != 0)
+    raise<ConfigError>("host_ranks: wanted a divisor of the {} ranks, got {}", o.world, o.host_ranks);
 }
 
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups) {

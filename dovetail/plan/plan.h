@@ -30,6 +30,7 @@ struct PlanOptions {
   int prefetch = 1;                    // groups gathered ahead of the one that computes
   int pending_reductions = 1;          // reductions left in flight while the next group computes; 0 = none
   bool local_accumulation = false;  // whole fp32 gradients, so that micro-batches need no communication
+  int64_t host_ranks = 1;  // runs of so many ranks address one another's memory (comm::Group::host_ranks)
   bool operator==(const PlanOptions&) const = default;
 };
 

@@ -16,10 +16,11 @@ constexpr int64_t kMostInt = std::numeric_limits<int>::max();
 std::string options_text(const PlanOptions& o) {
   return fmt::format(
       "world {}\ndegrees {} {} {}\nmain {}\nformat {}\nblock {}\nboundary {}\nalignment {}\nsegments {}\n"
-      "reshard_after_forward {}\nprefetch {}\npending_reductions {}\nlocal_accumulation {}\n",
+      "reshard_after_forward {}\nprefetch {}\npending_reductions {}\nlocal_accumulation {}\n"
+      "host_ranks {}\n",
       o.world, o.degrees.zero1, o.degrees.zero2, o.degrees.zero3, name_of(o.main), o.format, name_of(o.block),
       name_of(o.boundary), o.alignment, o.segments, o.reshard_after_forward, o.prefetch, o.pending_reductions,
-      o.local_accumulation);
+      o.local_accumulation, o.host_ranks);
 }
 
 std::string tensor_text(size_t index, const TensorSpec& t) {
@@ -114,6 +115,7 @@ class PlanReader {
     o.prefetch = (fact("prefetch"), static_cast<int>(reader_.number(0, kMostInt)));
     o.pending_reductions = (fact("pending_reductions"), static_cast<int>(reader_.number(0, kMostInt)));
     o.local_accumulation = (fact("local_accumulation"), reader_.boolean());
+    o.host_ranks = (fact("host_ranks"), reader_.number(1));
     at_line([&] { validate(o); });
   }
 

@@ -135,14 +135,14 @@ class Replay {
 
   void run(const Event& e) {
     switch (e.action) {
-      case Action::gather: gather_[e.group] = policy_.acquire(bytes_[e.group].gather); break;
+      case Action::gather: take(gather_, e.group, bytes_[e.group].gather); break;
       case Action::release: give_back(gather_, e.group); break;
-      case Action::open_gradient: gradient_[e.group] = policy_.acquire(bytes_[e.group].gradient); break;
+      case Action::open_gradient: take(gradient_, e.group, bytes_[e.group].gradient); break;
       case Action::accumulate: give_back(gradient_, e.group); break;
-      case Action::reduce: scratch_[e.group] = policy_.acquire(bytes_[e.group].scratch); break;
+      case Action::reduce: take(scratch_, e.group, bytes_[e.group].scratch); break;
       case Action::finish_reduce:
         give_back(scratch_, e.group);
-        if (gradient_.contains(e.group)) give_back(gradient_, e.group);
+        give_back(gradient_, e.group);
         break;
       case Action::update:
         for (const SlotBytes& b : bytes_)
@@ -161,9 +161,15 @@ class Replay {
  private:
   using Slots = std::map<int64_t, int64_t>;  // by group
 
+  void take(Slots& slots, int64_t group, int64_t bytes) {
+    if (bytes > 0) slots[group] = policy_.acquire(bytes);
+  }
+
   void give_back(Slots& slots, int64_t group) {
-    policy_.release(slots.at(group));
-    slots.erase(group);
+    const auto slot = slots.find(group);
+    if (slot == slots.end()) return;
+    policy_.release(slot->second);
+    slots.erase(slot);
   }
 
   const std::vector<SlotBytes>& bytes_;
@@ -176,9 +182,11 @@ int64_t reduce_scratch(int64_t members, int64_t own_bytes) { return (members - 1
 int64_t update_scratch(const Plan& plan, const SegmentLayout& s) {
   const Degrees& d = plan.options.degrees;
   const int64_t replicas = plan.options.world / d.zero1;
-  const int64_t own = all_reduce_slice(s.shard1, replicas, 0).size();
-  const int64_t all_reduce = replicas == 1 ? 0 : replicas * round_up(own * 4, kPaddedBytes);
-  return std::max(reduce_scratch(d.zero1 / d.zero2, s.shard1 * 4), all_reduce);
+  const int64_t own = round_up(all_reduce_slice(s.shard1, replicas, 0).size() * 4, kPaddedBytes);
+  const int64_t slices = replicas == 1 ? 0 : shares_memory(plan, RankGroup::replica) ? 1 : replicas;
+  const int64_t reduce =
+      shares_memory(plan, RankGroup::reduce_main) ? 0 : reduce_scratch(d.zero1 / d.zero2, s.shard1 * 4);
+  return std::max(reduce, slices * own);
 }
 
 }  // namespace
@@ -228,9 +236,23 @@ PlaneUse gathered_planes(const Plan& plan, int64_t group, bool backward) {
   return {.forward = !backward, .backward = backward || stays_gathered(plan, group)};
 }
 
+bool shares_memory(const Plan& plan, RankGroup kind) {
+  const Degrees& d = plan.options.degrees;
+  int64_t members = 1, span = 1;  // ranks in a group, and in the aligned run of ranks around it
+  switch (kind) {
+    case RankGroup::gather: members = span = d.zero3; break;
+    case RankGroup::reduce: members = span = d.zero2; break;
+    case RankGroup::refresh: members = d.zero1 / d.zero3, span = d.zero1; break;
+    case RankGroup::reduce_main: members = d.zero1 / d.zero2, span = d.zero1; break;
+    case RankGroup::replica: members = plan.options.world / d.zero1, span = plan.options.world; break;
+    case RankGroup::main: members = span = d.zero1; break;
+  }
+  return members > 1 && plan.options.host_ranks % span == 0;
+}
+
 bool encodes_at_gather(const Plan& plan, const Format& format) {
   const Degrees& d = plan.options.degrees;
-  return d.zero3 > 1 && d.zero1 == d.zero3 && !format.is_plain(plan.options.main);
+  return d.zero3 > 1 && !shares_memory(plan, RankGroup::gather) && d.zero1 == d.zero3 && !format.is_plain(plan.options.main);
 }
 
 bool accumulates_locally(const Plan& plan) { return plan.options.local_accumulation && plan.options.degrees.zero2 > 1; }
@@ -238,15 +260,17 @@ bool accumulates_locally(const Plan& plan) { return plan.options.local_accumulat
 SlotBytes slot_bytes(const Plan& plan, int64_t group) {
   SlotBytes sum;
   int64_t backward_gather = 0;
+  const bool in_place = shares_memory(plan, RankGroup::gather), reads_peers = shares_memory(plan, RankGroup::reduce);
   for (const BucketPlan& bucket : plan.groups.at(group).buckets) {
     const Format format = format_named(bucket.format);
     const int64_t reduced = accumulates_locally(plan) ? 4 : size_of(format.gradient);
     for (const SegmentLayout& s : bucket.segments) {
-      if (gathers_in_forward(plan, group)) sum.gather += format.bytes_of(s.size(), gathered_planes(plan, group, false));
-      if (gathers_in_backward(plan, group))
+      if (gathers_in_forward(plan, group) && !in_place)
+        sum.gather += format.bytes_of(s.size(), gathered_planes(plan, group, false));
+      if (gathers_in_backward(plan, group) && !in_place)
         backward_gather += format.bytes_of(s.size(), gathered_planes(plan, group, true));
       sum.gradient += s.size() * size_of(format.gradient);
-      sum.scratch += reduce_scratch(s.zero2, s.shard2 * reduced);
+      if (!reads_peers) sum.scratch += reduce_scratch(s.zero2, s.shard2 * reduced);
       sum.update += update_scratch(plan, s);
     }
   }

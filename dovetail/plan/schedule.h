@@ -56,14 +56,17 @@ bool gathers_in_forward(const Plan& plan, int64_t group);      // zero3 > 1 and 
 bool stays_gathered(const Plan& plan, int64_t group);          // gathered, kept by the plan, and read by its backward
 bool gathers_in_backward(const Plan& plan, int64_t group);     // gathered, read by its backward, and did not stay
 PlaneUse gathered_planes(const Plan& plan, int64_t group, bool backward);  // forward: all that is read while it stays
+// The ranks of one group of this kind address one another's memory: its shards lie side by side, a gather moves no byte
+// and takes no slot, a reduction reads its operands where they are and needs no scratch. False for groups of one rank.
+bool shares_memory(const Plan& plan, RankGroup kind);
 // Zero1 shards that are zero3 shards need no runtime shard: main weights are encoded into the own slice of the gather
-// buffer each time. Not where they are the runtime shard, nor where nothing is gathered.
+// buffer each time. Not where they are the runtime shard, nor where nothing is gathered, nor where shards share memory.
 bool encodes_at_gather(const Plan& plan, const Format& format);
 bool accumulates_locally(const Plan& plan);                    // local_accumulation and zero2 > 1
 
 // Bytes of the kinds of slots of a group, the same on all ranks. Segments lie one behind the other in a slot.
 struct SlotBytes {
-  int64_t gather = 0;    // planes of the pass that reads more; 0 where nothing is gathered
+  int64_t gather = 0;    // planes of the pass that reads more; 0 where nothing is gathered or shards share memory
   int64_t gradient = 0;  // whole, in the format's gradient dtype
   int64_t scratch = 0;   // what comm::Group::reduce_scratch_bytes asks for over zero2 ranks: (zero2-1) own slices, each
                          // padded to 64 bytes; fp32 with local accumulation, else the format's gradient dtype
@@ -73,7 +76,7 @@ struct SlotBytes {
 SlotBytes slot_bytes(const Plan& plan, int64_t group);
 
 // Sizes of the pool's slots after replaying steps of two micro-batches from an empty pool until a step
-// changes nothing. Groups are updated one after the other; a request of no bytes at the update is not made.
+// changes nothing. Groups are updated one after the other; a request of no bytes is not made.
 std::vector<int64_t> pool_slots(const Plan& plan);
 
 // How comm::Group::all_reduce cuts n elements among r members: slices of ceil(n/r) elements, rounded up to 64

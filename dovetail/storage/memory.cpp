@@ -9,6 +9,11 @@
 #include "dovetail/base/math.h"
 
 namespace dovetail {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+
+}  // namespace
 
 Memory HostAllocator::allocate(int64_t bytes, Role role) {
   DT_CHECK_GE(bytes, int64_t{0});
@@ -17,29 +22,47 @@ Memory HostAllocator::allocate(int64_t bytes, Role role) {
   void* p = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED)
     raise<StateError>("storage: no memory for {} bytes of {}: {}", bytes, name_of(role), std::strerror(errno));
+  if (mapped >= kHugePage) ::madvise(p, mapped, MADV_HUGEPAGE);  // advice only: without huge pages all is the same
   std::shared_ptr<void> owner(p, [mapped](void* q) { ::munmap(q, mapped); });
   return {std::move(owner), static_cast<std::byte*>(p), bytes};
 }
 
+// Private anonymous pages read as zero again; whatever the call says, the memory stays usable.
+void HostAllocator::discard(const Memory& memory) noexcept {
+  ::madvise(memory.data, static_cast<size_t>(memory.bytes), MADV_DONTNEED);
+}
+
 Buffer::Buffer(Allocator& allocator, Ledger& ledger, int64_t bytes, Role role)
-    : memory_(allocator.allocate(bytes, role)), ledger_(&ledger), role_(role) {
+    : memory_(allocator.allocate(bytes, role)), allocator_(&allocator), ledger_(&ledger), counted_(bytes), role_(role) {
   ledger.hold(role, bytes);
+}
+
+Buffer::Buffer(Memory memory, Ledger& ledger, int64_t share, Role role)
+    : memory_(std::move(memory)), ledger_(&ledger), counted_(share), role_(role) {
+  ledger.hold(role, share);
 }
 
 Buffer& Buffer::operator=(Buffer&& other) noexcept {
   if (this != &other) {
     reset();
     memory_ = std::exchange(other.memory_, {});
+    allocator_ = std::exchange(other.allocator_, nullptr);
     ledger_ = std::exchange(other.ledger_, nullptr);
+    counted_ = other.counted_;
     role_ = other.role_;
   }
   return *this;
 }
 
 void Buffer::reset() {
-  if (ledger_) ledger_->release(role_, memory_.bytes);
+  if (ledger_) ledger_->release(role_, counted_);
   ledger_ = nullptr;
+  allocator_ = nullptr;
   memory_ = {};
+}
+
+void Buffer::discard() noexcept {
+  if (memory_.data && allocator_) allocator_->discard(memory_);
 }
 
 }  // namespace dovetail

@@ -23,12 +23,17 @@ class Allocator {
   virtual ~Allocator() = default;
   // Throws StateError naming the role and size when there is no memory. Zero bytes give a null pointer.
   virtual Memory allocate(int64_t bytes, Role role) = 0;
+  // Gives the pages wholly inside `memory` (allocated here) back to the system until they are touched again; their
+  // contents are lost, and are zero or old when read next.
+  virtual void discard(const Memory& memory) noexcept = 0;
 };
 
-// Private memory: anonymous mappings, so that pages count only once touched.
+// Private memory: anonymous mappings, so that pages count only once touched; of huge pages where they fit and the
+// system has them, since gradient shards are given back and touched again every step.
 class HostAllocator : public Allocator {
  public:
   Memory allocate(int64_t bytes, Role role) override;
+  void discard(const Memory& memory) noexcept override;
 };
 
 // One allocation of a role, entered in the ledger for as long as it exists. The allocator and ledger must outlive it.
@@ -36,6 +41,8 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Allocator& allocator, Ledger& ledger, int64_t bytes, Role role);
+  // Memory that exists already, of which `share` bytes are this rank's.
+  Buffer(Memory memory, Ledger& ledger, int64_t share, Role role);
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer() { reset(); }
@@ -44,10 +51,14 @@ class Buffer {
   int64_t bytes() const { return memory_.bytes; }
   const Memory& memory() const { return memory_; }
   void reset();
+  // Still held, but takes no memory until it is written again; contents are lost.
+  void discard() noexcept;
 
  private:
   Memory memory_;
+  Allocator* allocator_ = nullptr;
   Ledger* ledger_ = nullptr;
+  int64_t counted_ = 0;
   Role role_ = Role::slot;
 };
 

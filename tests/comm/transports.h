@@ -19,13 +19,16 @@
 namespace dovetail::comm {
 
 struct World {
-  std::string transport;  // "threads", or "gloo", "gloo_native": threads over one HashStore
+  // "threads", "peer", "hosts" (peer, two ranks a host), or "gloo", "gloo_native": threads over one HashStore
+  std::string transport;
   int size = 1;
 };
 
 inline void run(const World& world, const std::function<void(Group&)>& body,
                 std::chrono::milliseconds deadline = kSpawnDeadline) {
   if (world.transport == "threads") return spawn(world.size, body, deadline);
+  if (world.transport == "peer") return spawn_peers(world.size, body, deadline);
+  if (world.transport == "hosts") return spawn_peers(world.size, body, deadline, 2);
   WorldOptions options;
   options.size = world.size;
   options.store = c10::make_intrusive<::c10d::HashStore>();
@@ -41,9 +44,10 @@ inline void run(const World& world, const std::function<void(Group&)>& body,
 
 inline std::vector<World> all_worlds() {
   std::vector<World> worlds;
-  for (const char* transport : {"threads", "gloo", "gloo_native"}) {
+  for (const char* transport : {"threads", "peer", "gloo", "gloo_native"}) {
     for (int size : {1, 2, 3, 4, 8}) worlds.push_back({transport, size});
   }
+  for (int size : {3, 4, 8}) worlds.push_back({"hosts", size});
   return worlds;
 }
 

@@ -64,10 +64,11 @@ TEST_P(Chains, EveryLegalChainGivesTheSameBits) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Chains,
-                         ::testing::Combine(::testing::Values(Transport::threads, Transport::gloo),
+                         ::testing::Combine(::testing::Values(Transport::threads, Transport::peer, Transport::hosts,
+                                                              Transport::gloo),
                                             ::testing::Values(2, 4, 8), ::testing::Values("fp32", "bf16")),
                          [](const auto& info) {
-                           return std::string(std::get<0>(info.param) == Transport::gloo ? "gloo" : "threads") +
+                           return name_of(std::get<0>(info.param)) +
                                   std::to_string(std::get<1>(info.param)) + std::get<2>(info.param);
                          });
 

@@ -54,8 +54,21 @@ at::Tensor batch(int64_t index, at::IntArrayRef shape) {
 
 std::shared_ptr<comm::Group> borrow(comm::Group& world) { return {std::shared_ptr<void>(), &world}; }
 
+std::string name_of(Transport transport) {
+  switch (transport) {
+    case Transport::threads: return "threads";
+    case Transport::peer: return "peer";
+    case Transport::hosts: return "hosts";
+    case Transport::gloo: return "gloo";
+    case Transport::gloo_native: return "gloo_native";
+  }
+  return "?";
+}
+
 void run_ranks(Transport transport, int size, const std::function<void(comm::Group&)>& body) {
   if (transport == Transport::threads) return comm::spawn(size, body);
+  if (transport == Transport::peer) return comm::spawn_peers(size, body);
+  if (transport == Transport::hosts) return comm::spawn_peers(size, body, comm::kSpawnDeadline, /*ranks_per_host=*/2);
   auto store = c10::make_intrusive<c10d::HashStore>();
   comm::spawn_with(
       size,

@@ -40,7 +40,8 @@ at::Tensor batch(int64_t index, at::IntArrayRef shape);
 
 std::shared_ptr<comm::Group> borrow(comm::Group& world);
 
-enum class Transport { threads, gloo, gloo_native };
+enum class Transport { threads, peer, hosts, gloo, gloo_native };  // hosts: peer, two ranks a host
+std::string name_of(Transport transport);
 // Ranks as threads over a transport.
 void run_ranks(Transport transport, int size, const std::function<void(comm::Group&)>& body);
 

@@ -167,7 +167,7 @@ TEST(Plan, TextShowsOneFactALine) {
       testing::StartsWith("dovetail-plan 1\nworld 4\ndegrees 4 2 2\nmain fp32\nformat fp32\nblock "
                           "element\nboundary block\n"
                           "alignment 8\nsegments 1\nreshard_after_forward true\nprefetch 1\n"
-                          "pending_reductions 1\nlocal_accumulation false\ntensors 8\ngroups 4\n"
+                          "pending_reductions 1\nlocal_accumulation false\nhost_ranks 1\ntensors 8\ngroups 4\n"
                           "tensor 0 \"embed.weight\" embedding [50,8] heads 0 along 0\n"
                           "tensor 1 \"layers.0.q\" matrix [8,8] heads 2 along 0\n"));
 }

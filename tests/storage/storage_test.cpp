@@ -1,9 +1,12 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/randn.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include <algorithm>
 #include <cstring>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "dovetail/storage/pool.h"
@@ -24,6 +27,26 @@ TEST(Memory, IsZeroAndCounted) {
     EXPECT_EQ(ledger.held(Role::main), 1000);
   }
   EXPECT_EQ(ledger.held(), 0);
+}
+
+int64_t resident_pages(const Buffer& buffer) {
+  std::vector<unsigned char> pages((buffer.bytes() + 4095) / 4096);
+  EXPECT_EQ(::mincore(buffer.data(), buffer.bytes(), pages.data()), 0);
+  return std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; });
+}
+
+TEST(Memory, DiscardedTakesNoneUntilWritten) {
+  HostAllocator host;
+  Ledger ledger;
+  Buffer a(host, ledger, int64_t{8} << 20, Role::gradient), none;
+  std::memset(a.data(), 7, a.bytes());
+  EXPECT_EQ(resident_pages(a), a.bytes() / 4096);
+  a.discard();
+  none.discard();
+  EXPECT_EQ(resident_pages(a), 0);
+  EXPECT_EQ(ledger.held(Role::gradient), a.bytes());
+  std::memset(a.data(), 7, a.bytes());
+  EXPECT_EQ(a.data()[a.bytes() - 1], std::byte{7});
 }
 
 TEST(Pool, SlotsAreReusedAndGrowOnlyWhenNeeded) {

@@ -71,6 +71,7 @@ class BackendLink final : public Link {
 
   void enter(const Header& operation) override { heartbeat_->enter(operation); }
   std::string describe(int rank) override { return heartbeat_->describe(rank); }
+  bool hopeless(int rank) override { return heartbeat_->hopeless(rank); }
   void watch(bool on) override { heartbeat_->watch(on); }
   Fault report(const Fault& seen) noexcept override { return heartbeat_->report(seen); }
 

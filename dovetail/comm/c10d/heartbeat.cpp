@@ -51,6 +51,10 @@ class Heartbeat::Pulse {
   Fault report(Fault seen);
   bool begin_wait(const c10::intrusive_ptr<::c10d::Work>& work, int peer);
   void end_wait();
+  bool hopeless(int rank) {
+    std::lock_guard lock(mutex_);
+    return hopeless_locked(rank);
+  }
   void stop(std::thread& thread);
 
   void enter(const Header& operation) {
@@ -77,6 +81,7 @@ class Heartbeat::Pulse {
   void beat(Lock& lock);
   void sample(Lock& lock);
   void send_report(Lock& lock);
+  bool hopeless_locked(int peer) const { return first_ || (!leaving_ && seen_[peer].samples_after_leaving >= 3); }
   void stop_wait_if_hopeless();
   void stay_open(Lock& lock);
   void lose_store();
@@ -200,7 +205,7 @@ int64_t Heartbeat::Pulse::silence_ms(int rank) const {
 // the way.
 void Heartbeat::Pulse::stop_wait_if_hopeless() {
   if (!waiting_) return;
-  if (!first_ && (leaving_ || seen_[waiting_peer_].samples_after_leaving < 3)) return;
+  if (!hopeless_locked(waiting_peer_)) return;
   try {
     waiting_->abort();
   } catch (const std::exception&) {  // it ends by itself
@@ -342,6 +347,7 @@ std::string Heartbeat::describe(int rank) { return pulse_->describe(rank); }
 void Heartbeat::watch(bool on) { pulse_->watch(on); }
 void Heartbeat::leaving() { pulse_->leaving(); }
 void Heartbeat::end_wait() { pulse_->end_wait(); }
+bool Heartbeat::hopeless(int rank) { return pulse_->hopeless(rank); }
 bool Heartbeat::begin_wait(const c10::intrusive_ptr<::c10d::Work>& work, int peer) {
   return pulse_->begin_wait(work, peer);
 }

@@ -53,6 +53,8 @@ class Heartbeat {
   // fault is known already.
   bool begin_wait(const c10::intrusive_ptr<::c10d::Work>& work, int peer);
   void end_wait();
+  // A fault is known, or the rank has left; of the last sample.
+  bool hopeless(int rank);
 
  private:
   class Pulse;

@@ -23,6 +23,7 @@ class ThreadLink final : public Link {
 
   void enter(const Header& operation) override { hub_->enter(rank_, operation); }
   std::string describe(int rank) override { return hub_->describe(rank); }
+  bool hopeless(int rank) override { return hub_->faulty() || hub_->gone(rank); }
   void watch(bool) override {}  // the hub tells at once
   Fault report(const Fault& seen) noexcept override { return hub_->report(rank_, seen); }
   void leave(Clock::time_point) noexcept override {}  // what was sent has been received

@@ -7,10 +7,21 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/comm/p2p_group.h"
+#include "dovetail/comm/peer/peer_group.h"
 #include "dovetail/comm/threads/hub.h"
 
 namespace dovetail::comm {
 namespace {
+
+constexpr int64_t kThreadCapacity = int64_t{8} << 30;  // address space, as little as a sanitizer bears
+
+// A rank counts as present from the start, so its link exists before any thread runs.
+std::vector<std::unique_ptr<Link>> thread_links(int size) {
+  const auto hub = std::make_shared<Hub>(size);
+  std::vector<std::unique_ptr<Link>> links;
+  for (int rank = 0; rank < size; ++rank) links.push_back(make_thread_link(hub, rank));
+  return links;
+}
 
 // The error to throw once all ranks have ended.
 class FirstError {
@@ -64,12 +75,17 @@ void spawn_with(int size, const MakeGroup& make, const std::function<void(Group&
 }
 
 void spawn(int size, const std::function<void(Group&)>& body, std::chrono::milliseconds deadline) {
-  const auto hub = std::make_shared<Hub>(size);
-  // A rank counts as present from the start, so its link exists before any thread runs.
-  std::vector<std::unique_ptr<Link>> links;
-  for (int rank = 0; rank < size; ++rank) links.push_back(make_thread_link(hub, rank));
+  auto links = thread_links(size);
   spawn_with(
       size, [&](int rank) { return make_p2p_world(std::move(links[rank]), deadline); }, body);
+}
+
+void spawn_peers(int size, const std::function<void(Group&)>& body, std::chrono::milliseconds deadline,
+                 int ranks_per_host) {
+  auto links = thread_links(size);
+  const PeerOptions options{.ranks_per_host = ranks_per_host, .capacity = kThreadCapacity};
+  spawn_with(
+      size, [&](int rank) { return make_peer_world(std::move(links[rank]), options, deadline); }, body);
 }
 
 }  // namespace dovetail::comm

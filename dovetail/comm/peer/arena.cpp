@@ -1,0 +1,171 @@
+#include "dovetail/comm/peer/arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "dovetail/base/error.h"
+#include "dovetail/base/hash.h"
+#include "dovetail/base/math.h"
+
+namespace dovetail::comm {
+namespace {
+
+constexpr int64_t kPage = 4096;
+
+// At the start of a region, a page before its bytes.
+struct RegionHeader {
+  std::atomic<int32_t> users;  // kGivenBack once the last one has freed the pages
+};
+constexpr int32_t kGivenBack = -1;
+
+RegionHeader& header_of(std::byte* region) { return *reinterpret_cast<RegionHeader*>(region - kPage); }
+
+std::byte* map(int file, int64_t capacity) {
+  void* p = ::mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
+  return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+}
+
+}  // namespace
+
+Arena::Arena(int file, std::byte* base, int64_t capacity, int64_t reserved)
+    : file_(file), base_(base), capacity_(capacity) {
+  if (reserved < capacity) free_[reserved] = capacity - reserved;
+}
+
+std::shared_ptr<Arena> Arena::create(int64_t capacity, int64_t reserved) {
+  capacity = round_up(capacity, kPage);
+  reserved = round_up(reserved, kPage);
+  const int file = ::memfd_create("dovetail", MFD_CLOEXEC);
+  if (file < 0) throw CommError(-1, fmt::format("peer memory: memfd_create: {}", std::strerror(errno)));
+  std::byte* base = ::ftruncate(file, capacity) == 0 ? map(file, capacity) : nullptr;
+  if (base == nullptr) {
+    const int error = errno;
+    ::close(file);
+    throw CommError(-1, fmt::format("peer memory: no address space of {} bytes: {}", capacity, std::strerror(error)));
+  }
+  return std::shared_ptr<Arena>(new Arena(file, base, capacity, reserved));
+}
+
+std::shared_ptr<Arena> Arena::open(const ArenaHandle& h) {
+  const std::string path = fmt::format("/proc/{}/fd/{}", h.process, h.file);
+  const int file = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+  struct stat seen{};
+  const bool same = file >= 0 && ::fstat(file, &seen) == 0 && seen.st_dev == h.device && seen.st_ino == h.inode;
+  std::byte* base = same ? map(file, h.capacity) : nullptr;
+  const int error = errno;
+  if (file >= 0) ::close(file);
+  if (base == nullptr) {
+    const char* why = file >= 0 && !same ? "it is another file" : std::strerror(error);
+    throw CommError(-1, fmt::format("peer memory of process {}: wanted to map {}: {}", h.process, path, why));
+  }
+  return std::shared_ptr<Arena>(new Arena(-1, base, h.capacity, h.capacity));
+}
+
+Arena::~Arena() {
+  close_file();
+  ::munmap(base_, static_cast<size_t>(capacity_));
+}
+
+ArenaHandle Arena::handle() const {
+  struct stat seen{};
+  DT_CHECK(file_ >= 0 && ::fstat(file_, &seen) == 0, "an arena whose file is closed has no handle");
+  ArenaHandle h;
+  h.process = ::getpid();
+  h.file = file_;
+  h.device = seen.st_dev;
+  h.inode = seen.st_ino;
+  h.capacity = capacity_;
+  return h;
+}
+
+void Arena::close_file() {
+  if (file_ >= 0) ::close(file_);
+  file_ = -1;
+}
+
+int64_t Arena::take(int64_t bytes) {
+  for (auto it = free_.begin(); it != free_.end(); ++it) {
+    if (it->second < bytes) continue;
+    const auto [offset, size] = *it;
+    free_.erase(it);
+    if (size > bytes) free_[offset + bytes] = size - bytes;
+    return offset;
+  }
+  raise<StateError>("peer memory: wanted {} bytes, got no room in an arena of {}", bytes, capacity_);
+}
+
+void Arena::give(int64_t offset, int64_t bytes) {
+  auto next = free_.lower_bound(offset);
+  if (next != free_.end() && offset + bytes == next->first) {
+    bytes += next->second;
+    next = free_.erase(next);
+  }
+  if (next != free_.begin()) {
+    const auto before = std::prev(next);
+    if (before->first + before->second == offset) {
+      before->second += bytes;
+      return;
+    }
+  }
+  free_[offset] = bytes;
+}
+
+// Frees the pages for every process; they read as zero when touched again.
+void Arena::punch(std::byte* data, int64_t bytes) noexcept { ::madvise(data, static_cast<size_t>(bytes), MADV_REMOVE); }
+
+void Arena::discard(std::byte* data, int64_t bytes) noexcept {
+  const int64_t begin = round_up(data - base_, kPage), end = (data + bytes - base_) / kPage * kPage;
+  if (begin < end) punch(base_ + begin, end - begin);
+}
+
+std::shared_ptr<std::byte> Arena::allocate(int64_t bytes) {
+  if (bytes == 0) return nullptr;
+  const int64_t size = round_up(bytes, kPage), offset = take(size);
+  return {base_ + offset, [self = shared_from_this(), offset, size](std::byte* data) {
+            self->punch(data, size);
+            self->give(offset, size);
+          }};
+}
+
+std::byte* Arena::allocate_region(int64_t bytes, int users) {
+  reclaim_regions();
+  const int64_t size = kPage + round_up(bytes, kPage), offset = take(size);
+  regions_.push_back({offset, size});
+  std::byte* region = base_ + offset + kPage;
+  header_of(region).users.store(users, std::memory_order_release);
+  return region;
+}
+
+void Arena::release_region(Arena& owner, std::byte* region, int64_t bytes) noexcept {
+  RegionHeader& header = header_of(region);
+  if (header.users.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  owner.punch(region, round_up(bytes, kPage));
+  header.users.store(kGivenBack, std::memory_order_release);
+}
+
+void Arena::reclaim_regions() {
+  std::erase_if(regions_, [&](const Region& r) {
+    if (header_of(base_ + r.offset + kPage).users.load(std::memory_order_acquire) != kGivenBack) return false;
+    punch(base_ + r.offset, r.bytes);
+    give(r.offset, r.bytes);
+    return true;
+  });
+}
+
+uint64_t host_fingerprint() {
+  std::ifstream boot("/proc/sys/kernel/random/boot_id");
+  std::string text{std::istreambuf_iterator<char>(boot), {}};
+  char names[64] = {};
+  if (::readlink("/proc/self/ns/pid", names, sizeof(names) - 1) > 0) text += names;
+  return hash64(std::as_bytes(std::span(text)));
+}
+
+}  // namespace dovetail::comm

@@ -1,0 +1,151 @@
+#include "dovetail/comm/peer/peer_operation.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace dovetail::comm {
+namespace {
+
+constexpr int kFirstStage = 8;  // tags of words, apart from those of payload
+enum Stage { kPosted, kSummed, kTaken };
+
+int64_t all_bytes(const ReduceScatter& r) { return r.slices.back().end * size_of(r.dtype); }
+
+}  // namespace
+
+PeerOperation::PeerOperation(std::shared_ptr<P2PMembers> members, std::shared_ptr<Peers> peers, Operation operation,
+                             const Identity& id, const std::byte* operand, int64_t bytes)
+    : P2POperation(std::move(members), operation, id),
+      peers_(std::move(peers)),
+      own_(const_cast<std::byte*>(operand)),
+      operands_(members_->size()),
+      heard_(kTaken + 1) {
+  if (bytes > 0 && peers_->address_of(operand).owner < 0) {
+    copy_ = peers_->mine().allocate(bytes);
+    std::memcpy(copy_.get(), operand, static_cast<size_t>(bytes));
+    own_ = copy_.get();
+  }
+  operands_[members_->rank] = own_;
+}
+
+uint32_t PeerOperation::tag(int stage) const { return payload_tag(tag_base_, kFirstStage + stage, 16); }
+
+void PeerOperation::tell(int stage) {
+  const Peers::Address address = stage == kPosted && own_ ? peers_->address_of(own_) : Peers::Address{};
+  Link& link = world().link();
+  const int size = members_->size();
+  for (int i = 1; i < size; ++i) {
+    const int to = (members_->rank + i) % size;
+    auto word = std::make_unique<Word>();
+    std::memcpy(word->bytes.data(), &address, sizeof(address));
+    word->transfer = link.post_send(global(to), tag(stage), word->bytes);
+    told_.push_back(std::move(word));
+  }
+}
+
+void PeerOperation::hear(int stage, Clock::time_point until) {
+  static_assert(sizeof(Peers::Address) == 16);
+  Link& link = world().link();
+  auto& words = heard_[stage];
+  words.resize(members_->size());
+  for (int m = 0; m < members_->size(); ++m) {
+    if (m == members_->rank) continue;
+    words[m] = std::make_unique<Word>();
+    words[m]->transfer = link.post_receive(global(m), tag(stage), words[m]->bytes);
+  }
+  for (int m = 0; m < members_->size(); ++m) {
+    if (m == members_->rank) continue;
+    require(words[m]->transfer->wait(until), m);
+    if (stage != kPosted) continue;
+    Peers::Address address;
+    std::memcpy(&address, words[m]->bytes.data(), sizeof(address));
+    operands_[m] = address.owner < 0 ? nullptr : peers_->at(address);
+  }
+}
+
+void PeerOperation::complete(Clock::time_point until) {
+  for (auto& word : told_) require(word->transfer->wait(until), members_->rank);
+  wait_sends(until);
+  count_bytes();
+}
+
+PeerReduceScatter::PeerReduceScatter(std::shared_ptr<P2PMembers> members, std::shared_ptr<Peers> peers,
+                                     const ReduceScatter& r, const Identity& id)
+    : PeerOperation(std::move(members), std::move(peers), Operation::reduce_scatter, id, r.input, all_bytes(r)),
+      dtype_(r.dtype),
+      begin_(r.slices[members_->rank].begin * size_of(r.dtype)),
+      output_(r.output, static_cast<size_t>(r.slices[members_->rank].size())),
+      accumulate_(r.accumulate) {
+  const int64_t own = static_cast<int64_t>(output_.size()) * size_of(dtype_);
+  for (int m = 0; m < members_->size(); ++m)
+    if (m != members_->rank) declare(m, r.slices[m].size() * size_of(dtype_), own);
+  post_staged();
+  tell(kPosted);
+}
+
+void PeerReduceScatter::second_act(Clock::time_point until) {
+  wait_headers(until);
+  hear(kPosted, until);
+  if (!output_.empty()) {
+    std::vector<const std::byte*> inputs;
+    for (int m = 0; m < members_->size(); ++m) inputs.push_back(operand(m) + begin_);
+    members_->tree.sum(inputs, dtype_, output_, accumulate_);
+  }
+  tell(kTaken);
+}
+
+void PeerReduceScatter::complete(Clock::time_point until) {
+  hear(kTaken, until);
+  PeerOperation::complete(until);
+}
+
+PeerAllReduce::PeerAllReduce(std::shared_ptr<P2PMembers> members, std::shared_ptr<Peers> peers, std::span<float> data,
+                             std::span<std::byte> scratch, const Identity& id)
+    : PeerOperation(std::move(members), std::move(peers), Operation::all_reduce, id,
+                    std::as_bytes(data).data(), static_cast<int64_t>(data.size_bytes())),
+      data_(data),
+      scratch_(scratch) {
+  const int size = members_->size(), me = members_->rank;
+  const int64_t elements = static_cast<int64_t>(data.size()), own = P2PReduction::slice(elements, size, me).size();
+  // Each member's slice to its owner, and every sum to all.
+  for (int m = 0; m < size; ++m) {
+    if (m == me) continue;
+    const int64_t theirs = P2PReduction::slice(elements, size, m).size();
+    declare(m, theirs * 4, own * 4);
+    declare(m, own * 4, theirs * 4);
+  }
+  post_staged();
+  tell(kPosted);
+}
+
+// Nobody but this rank reads its slice of its own operand until it says that the slice is summed.
+void PeerAllReduce::second_act(Clock::time_point until) {
+  const int size = members_->size(), me = members_->rank;
+  const int64_t elements = static_cast<int64_t>(data_.size());
+  auto slice = [&](int m) { return P2PReduction::slice(elements, size, m); };
+  wait_headers(until);
+  hear(kPosted, until);
+  if (const Interval mine = slice(me); !mine.empty()) {
+    std::vector<const std::byte*> inputs;
+    for (int m = 0; m < size; ++m) inputs.push_back(operand(m) + mine.begin * 4);
+    const std::span<float> sum(reinterpret_cast<float*>(scratch_.data()), static_cast<size_t>(mine.size()));
+    members_->tree.sum(inputs, DType::f32, sum, false);
+    std::memcpy(own_operand() + mine.begin * 4, sum.data(), sum.size_bytes());
+  }
+  tell(kSummed);
+  hear(kSummed, until);
+  for (int m = 0; m < size; ++m) {
+    const Interval s = slice(m);
+    if (m != me && !s.empty()) std::memcpy(own_operand() + s.begin * 4, operand(m) + s.begin * 4, s.size() * 4);
+  }
+  auto* own = reinterpret_cast<std::byte*>(data_.data());
+  if (own_operand() != own && !data_.empty()) std::memcpy(own, own_operand(), data_.size_bytes());
+  tell(kTaken);
+}
+
+void PeerAllReduce::complete(Clock::time_point until) {
+  hear(kTaken, until);
+  PeerOperation::complete(until);
+}
+
+}  // namespace dovetail::comm
