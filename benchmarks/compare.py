@@ -5,7 +5,8 @@ usage: benchmarks/compare.py [--sizes S M] [--ranks 2 4] [--rounds 2] [--steps 8
 
 Every round runs each system once, one after the other, on the same machine with one thread a rank, Gloo on loopback and
 MALLOC_MMAP_THRESHOLD_=262144 on all sides. A figure is the median over rounds of the median over steps. Memory is the growth
-of the peak resident set in steady state over the level before the model was built, per rank.
+of the peak resident set in steady state over the level before the model was built, per rank; where ranks share pages
+(systems that end in _peer) the largest of their proportional sets (Pss: a page counts once, divided among those that map it).
 The rivals' script and model are those of ../shared/rivals (option --rivals).
 """
 import argparse, json, os, platform, statistics, subprocess, sys, tempfile
@@ -14,7 +15,8 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 ATTEMPTS = 3
 # Each of ours and the rivals that do the same with it.
-RIVALS = {"dovetail": "fsdp2", "dovetail_bf16": "fsdp2_bf16", "dovetail_muon": "fsdp2_muonwa",
+RIVALS = {"dovetail": "fsdp2", "dovetail_peer": "fsdp2", "dovetail_bf16_peer": "fsdp2_bf16",
+          "dovetail_muon_peer": "fsdp2_muonwa", "dovetail_bf16": "fsdp2_bf16", "dovetail_muon": "fsdp2_muonwa",
           "dovetail_adam8": "fsdp2_ao8"}
 
 
@@ -32,7 +34,8 @@ def run(system, size, ranks, args, out):
         words = system.split("_")[1:]
         command = launcher + ["--no-python", os.path.join(args.build, "bin/step_bench"), "--format",
                               "bf16" if "bf16" in words else "fp32"]
-        command += ["--optimizer", next((w for w in words if w != "bf16"), "adamw")]
+        command += ["--optimizer", next((w for w in words if w not in ("bf16", "peer")), "adamw")]
+        command += ["--comm", "peer" if "peer" in words else "c10d"]
     else:
         command = launcher + [os.path.join(args.rivals, "bench.py"), "--system", system]
     command += ["--size", size, "--bs", "1", "--steps", str(args.steps), "--warm", str(args.warm), "--out", out]

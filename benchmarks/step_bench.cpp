@@ -8,12 +8,16 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <sstream>
+#include <thread>
 
 #include "dovetail/base/error.h"
 #include "dovetail/engine/engine.h"
@@ -26,9 +30,9 @@ using namespace dovetail;
 namespace {
 
 struct Options {
-  std::string size = "S", format = "fp32", optimizer = "adamw", unit = "matrix", out;
+  std::string size = "S", format = "fp32", optimizer = "adamw", unit = "matrix", comm = "c10d", out;
   int64_t sequence = 256, batch = 1, steps = 10, warm = 3, zero1 = 0, zero2 = 0, zero3 = 0;
-  int prefetch = 1, pending = 1;
+  int prefetch = 1, pending = -1;
   bool report = false;
 };
 
@@ -44,6 +48,29 @@ double max_rss_mib() {
   getrusage(RUSAGE_SELF, &usage);
   return static_cast<double>(usage.ru_maxrss) / 1024;
 }
+
+// The resident set with pages of several ranks divided among them.
+double proportional_mib() {
+  std::ifstream in("/proc/self/smaps_rollup");
+  for (std::string line; std::getline(in, line);)
+    if (line.rfind("Pss:", 0) == 0) return std::stod(line.substr(4)) / 1024;
+  return 0;
+}
+
+// Its peak, looked at every few milliseconds for as long as this lives.
+class ProportionalPeak {
+ public:
+  double mib() const { return peak_.load(); }
+
+ private:
+  std::atomic<double> peak_{0};
+  std::jthread sampler_{[this](std::stop_token stop) {
+    while (!stop.stop_requested()) {
+      peak_.store(std::max(peak_.load(), proportional_mib()));
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+  }};
+};
 
 // Bytes sent on the loopback interface by the whole machine, as the rivals' script counts them.
 double loopback_bytes() {
@@ -99,10 +126,11 @@ void run(const Options& o) {
   at::set_num_threads(1);
   const auto info = trainer::launch_info(trainer::process_environment());
   const trainer::LaunchInfo job = info.value_or(trainer::LaunchInfo{});
-  std::shared_ptr<comm::Group> world = trainer::make_job_world(job, {});
+  std::shared_ptr<comm::Group> world = trainer::make_job_world(job, {.backend = o.comm, .interface = {}});
   std::vector<float> warm(64, 1), scratch(world->all_reduce_scratch_bytes(64));
   world->all_reduce(warm, std::as_writable_bytes(std::span(scratch)), {})->wait();
   const double base_rss = status_mib("VmRSS"), base_max = max_rss_mib();
+  const double base_proportional = proportional_mib();
 
   std::shared_ptr<models::Model> model = models::build_model("llama", model_options(o));
   model->reset_parameters(1234);
@@ -121,11 +149,15 @@ void run(const Options& o) {
   Engine engine(std::shared_ptr<torch::nn::Module>(model, &model->module()), world, options,
                 make_optimizer(optimizer, model->specs()));
 
+  std::optional<ProportionalPeak> sampler;
   std::vector<double> total, forward, backward, update, sent, loss;
   auto plan_sent = plan::sent_bytes(engine.plan(), world->rank(), {});
   for (const auto& [field, bytes] : engine.predicted_fragment_bytes()) plan_sent.fragment += bytes;
   if (o.report && world->rank() == 0) fmt::print("{}", engine.owner_report());
-  for (int64_t step = 0; step < o.steps; ++step) {
+  // Where ranks share pages, two more steps that are not timed: looking takes time.
+  const int64_t looked_at = o.comm == "peer" ? 2 : 0;
+  for (int64_t step = 0; step < o.steps + looked_at; ++step) {
+    if (step == o.steps) sampler.emplace();
     const auto [tokens, targets] = batch_of(o, step, world->rank(), model->vocabulary());
     if (step == 2) std::ofstream("/proc/self/clear_refs") << "5";  // steady-state peak, without the build
     world->barrier({});
@@ -141,11 +173,13 @@ void run(const Options& o) {
     if (counted.sent() != plan_sent.total())
       raise<StateError>("bytes sent in step {}: planned {}, counted {}", step, plan_sent.total(), counted.sent());
     world->barrier({});
+    if (step >= o.steps) continue;
     sent.push_back((loopback_bytes() - bytes) / static_cast<double>(n));
     forward.push_back(t1 - t0), backward.push_back(t2 - t1), update.push_back(t3 - t2), total.push_back(t3 - t0);
     loss.push_back(l.sum.item<double>() / static_cast<double>(o.batch * o.sequence));
   }
-  const double mine[3] = {status_mib("VmHWM"), max_rss_mib(), base_max};
+  const double mine[3] = {sampler ? sampler->mib() : status_mib("VmHWM"), max_rss_mib(),
+                          sampler ? base_proportional : base_max};
   double hwm = 0, peak = 0, base = 0;
   for (const auto& m : world->gather_bytes(std::as_bytes(std::span(mine)), {})) {
     const auto* v = reinterpret_cast<const double*>(m.data());
@@ -156,6 +190,7 @@ void run(const Options& o) {
   const plan::HeldBytes held = engine.held();
   std::string system = o.format == "fp32" ? "dovetail" : "dovetail_bf16";
   if (o.optimizer != "adamw") system += "_" + o.optimizer;
+  if (o.comm == "peer") system += "_peer";
   const nlohmann::json line = {
       {"system", system}, {"size", o.size}, {"world", n},
       {"step", tail(total)}, {"fwd", tail(forward)}, {"bwd", tail(backward)}, {"opt", tail(update)},
@@ -189,6 +224,7 @@ int main(int argc, char** argv) {
   app.add_option("--pending", o.pending);
   app.add_option("--optimizer", o.optimizer);
   app.add_option("--unit", o.unit);
+  app.add_option("--comm", o.comm, "c10d or peer");
   app.add_flag("--report", o.report);
   app.add_option("--out", o.out);
   CLI11_PARSE(app, argc, argv);

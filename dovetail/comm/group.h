@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -62,6 +63,9 @@ struct ReduceScatter {
   float* output = nullptr;           // slices[rank].size() elements; may not overlap input
   bool accumulate = false;           // add to output instead of replacing it
   std::span<std::byte> scratch;      // reduce_scratch_bytes() bytes
+  // Hints. Much of the input was zeroed by SharedMemory::zero() and not written since: what no member wrote is not read.
+  bool sparse = false;
+  bool output_is_zero = false;       // and so is the output: it is not written there either
 };
 
 // One point-to-point message. A member may send to itself.
@@ -75,8 +79,8 @@ class SharedMemory {
   // Zero-filled bytes of this rank, aligned to pages; peers read them where an operation names them. Null for no bytes.
   // Throws StateError when there is no room.
   virtual std::shared_ptr<std::byte> allocate(int64_t bytes) = 0;
-  // Gives the pages wholly inside back to the system until they are written again; contents are lost.
-  virtual void discard(std::byte* data, int64_t bytes) noexcept = 0;
+  // Zeroes; pages wholly inside go back to the system until they are written again.
+  virtual void zero(std::byte* data, int64_t bytes) noexcept = 0;
 };
 
 class Group {
@@ -86,6 +90,9 @@ class Group {
   virtual int rank() const = 0;  // this member's number
   int size() const { return static_cast<int>(global_ranks().size()); }
   virtual std::span<const int> global_ranks() const = 0;  // per member
+
+  // What carries the bytes, in words for logs.
+  virtual std::string transport() const = 0;
 
   // Runs of so many consecutive global ranks, the hosts, address one another's memory; 1 where none does.
   virtual int host_ranks() const { return 1; }

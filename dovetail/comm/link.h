@@ -47,6 +47,7 @@ class Link {
 
   virtual int rank() const = 0;
   virtual int size() const = 0;
+  virtual std::string transport() const = 0;  // in words for logs
 
   // tag < 2^31; to, from != rank(); bytes stay alive until the transfer is done or destroyed. Zero bytes are allowed.
   virtual TransferHandle post_send(int to, uint32_t tag, std::span<const std::byte> bytes) = 0;

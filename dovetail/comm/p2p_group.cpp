@@ -36,6 +36,7 @@ P2PGroup::P2PGroup(std::shared_ptr<P2PMembers> members) : members_(std::move(mem
 
 int P2PGroup::rank() const { return members_->rank; }
 std::span<const int> P2PGroup::global_ranks() const { return members_->ranks; }
+std::string P2PGroup::transport() const { return members_->world->transport(); }
 bool P2PGroup::needs_gather_buffer() const { return members_->size() > 1; }
 const Counters& P2PGroup::counters() const { return members_->world->counters(); }
 std::chrono::milliseconds P2PGroup::deadline() const { return members_->world->deadline(); }

@@ -22,6 +22,7 @@ class P2PGroup : public Group {
 
   int rank() const override;
   std::span<const int> global_ranks() const override;
+  std::string transport() const override;
   bool needs_gather_buffer() const override;  // false for one member
   Gathered all_gather(std::span<const GatherPlane> planes, const Identity& id) override;
   int64_t reduce_scratch_bytes(DType dtype, std::span<const Interval> slices) const override;

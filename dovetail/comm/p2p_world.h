@@ -46,6 +46,10 @@ class P2PWorld {
   // Keeps connections of another kind open until this rank has taken leave.
   void keep(std::shared_ptr<void> connections) { kept_.push_back(std::move(connections)); }
 
+  // In words for logs; the link's unless one was set.
+  std::string transport() const { return transport_.empty() ? link_->transport() : transport_; }
+  void set_transport(std::string words) { transport_ = std::move(words); }
+
   uint64_t next_order() { return ++order_; }
 
   // Numbers for the groups of a split; all its members pass the largest of theirs.
@@ -62,6 +66,7 @@ class P2PWorld {
   std::vector<P2POperation*> staged_;
   uint64_t order_ = 0;
   uint32_t next_group_ = 1;
+  std::string transport_;
 };
 
 // One group's part; operations share it, so that they may outlive the Group.

@@ -26,7 +26,7 @@ class PeerAllocator : public Allocator {
  public:
   explicit PeerAllocator(comm::SharedMemory& memory) : memory_(memory) {}
   Memory allocate(int64_t bytes, Role role) override;
-  void discard(const Memory& memory) noexcept override { memory_.discard(memory.data, memory.bytes); }
+  void zero(std::byte* data, int64_t bytes) noexcept override { memory_.zero(data, bytes); }
 
  private:
   comm::SharedMemory& memory_;

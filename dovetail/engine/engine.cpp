@@ -35,11 +35,11 @@ class Sink : public ops::GradientSink {
   Sink(std::weak_ptr<Runner> runner, int64_t group, size_t parameter)
       : runner_(std::move(runner)), group_(group), parameter_(parameter) {}
 
-  std::optional<Target> next_contribution() override {
+  std::optional<Target> next_contribution(bool few_rows) override {
     const auto runner = runner_.lock();
     if (!runner || at::GradMode::is_enabled()) return std::nullopt;
     bool fresh = false;
-    at::Tensor view = runner->direct_contribution(group_, parameter_, fresh);
+    at::Tensor view = runner->direct_contribution(group_, parameter_, few_rows, fresh);
     if (!view.defined()) return std::nullopt;
     return Target{std::move(view), fresh};
   }
@@ -267,7 +267,7 @@ void Engine::inject_gradients(const std::vector<at::Tensor>& gradients) {
     for (GroupParameter& p : group.parameters()) {
       if (!gradients[p.index].defined() || !p.leaf.requires_grad()) continue;
       bool fresh = false;
-      at::Tensor target = group.contribution(p, fresh);
+      at::Tensor target = group.contribution(p, /*few_rows=*/false, fresh);
       target.copy_(gradients[p.index]);
     }
   });

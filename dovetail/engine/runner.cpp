@@ -215,7 +215,7 @@ void Runner::after_backward(int64_t g) {
   advance_reductions(/*last=*/false);
 }
 
-at::Tensor Runner::direct_contribution(int64_t g, size_t parameter, bool& fresh) {
+at::Tensor Runner::direct_contribution(int64_t g, size_t parameter, bool few_rows, bool& fresh) {
   GroupParameter& p = groups_[g]->parameters()[parameter];
   if (!p.leaf.requires_grad()) return {};
   begin_backward();
@@ -223,7 +223,7 @@ at::Tensor Runner::direct_contribution(int64_t g, size_t parameter, bool& fresh)
     raise<StateError>("engine: a gradient of {} came after {} was reduced in the same backward pass",
                       context_.plan.tensors[p.index].name, groups_[g]->title());
   runs_[g].contributed = true;
-  return groups_[g]->contribution(p, fresh);
+  return groups_[g]->contribution(p, few_rows, fresh);
 }
 
 void Runner::take_gradient(int64_t g, size_t parameter) {
@@ -236,7 +236,7 @@ void Runner::take_gradient(int64_t g, size_t parameter) {
         "engine: gradient of {} with a graph of its own (backward with create_graph): wanted "
         "torch::autograd::grad with respect to inputs, then a plain backward", context_.plan.tensors[p.index].name);
   bool fresh = false;
-  at::Tensor target = direct_contribution(g, parameter, fresh);
+  at::Tensor target = direct_contribution(g, parameter, /*few_rows=*/false, fresh);
   if (!target.defined()) return;
   at::NoGradGuard no_grad;
   if (fresh)
@@ -271,6 +271,19 @@ void Runner::launch_reduction(int64_t g) {
   runs_[g].reduced = true;
   if (groups_[g]->gradient_state() == GradientState::reducing) in_flight_.push_back(g);
   if (context_.plan.options.pending_reductions == 0) finish_reductions(0);
+  trim_pool();
+}
+
+// The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards.
+void Runner::trim_pool() {
+  int64_t needed = 0;
+  for (size_t i = next_; i < queue_.size(); ++i) {
+    const int64_t g = queue_[i];
+    if (!context_.plan.groups[g].backward_needs_parameters) continue;  // an embedding, which writes few rows
+    const plan::SlotBytes bytes = plan::slot_bytes(context_.plan, g);
+    needed = std::max({needed, bytes.gather, bytes.gradient, bytes.scratch});
+  }
+  if (needed > 0) context_.pool->trim(needed);
 }
 
 void Runner::finish_reductions(size_t left) {

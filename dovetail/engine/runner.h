@@ -38,7 +38,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void before_backward(int64_t group);
   void after_backward(int64_t group);
   // A gradient of the parameter is about to be written by a kernel; empty handle where it cannot be written directly.
-  at::Tensor direct_contribution(int64_t group, size_t parameter, bool& fresh);
+  at::Tensor direct_contribution(int64_t group, size_t parameter, bool few_rows, bool& fresh);
   // autograd has accumulated a gradient into the leaf's .grad: move it to the gradient buffer.
   void take_gradient(int64_t group, size_t parameter);
 
@@ -75,6 +75,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void advance_reductions(bool last);
   void launch_reduction(int64_t group);
   void finish_reductions(size_t left);
+  void trim_pool();
   void audit() const;
 
   struct GroupRun {

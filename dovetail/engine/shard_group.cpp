@@ -147,7 +147,19 @@ void ShardGroup::encode_into(const GroupSegment& s, std::byte* zero3_shard) {
   context_.ledger.copied(CopyReason::encode, s.main.size() * 2);
 }
 
+// Where each rank's zero3 shard is its own zero1 shard in another dtype, it exists from the first gather that wants it to
+// the last that does in a step.
+bool ShardGroup::encodes_into_place() const {
+  const plan::Degrees& d = context_.degrees();
+  return plan::shares_memory(context_.plan, plan::RankGroup::gather) && d.zero1 == d.zero3 && !empty() &&
+         !segments_[0].format.is_plain(context_.plan.options.main);
+}
+
 void ShardGroup::encode() {
+  if (encodes_into_place()) {
+    encoded_ = false;
+    return;
+  }
   for (const GroupSegment& s : segments_) {
     if (s.format.is_plain(context_.plan.options.main)) continue;
     if (!plan::encodes_at_gather(context_.plan, s.format)) encode_into(s, runtime_.data() + s.runtime_offset[0]);
@@ -177,6 +189,8 @@ comm::WorkHandle ShardGroup::start_refresh() {
 void ShardGroup::start_gather(bool backward) {
   DT_CHECK(residence_ == Residence::released, "{} is gathered already", title());
   residence_ = Residence::gathering;
+  if (encodes_into_place() && !std::exchange(encoded_, true))
+    for (const GroupSegment& s : segments_) encode_into(s, runtime_.data() + s.runtime_offset[0]);
   gathered_.clear();
   gathered_segment_.clear();
   comm::Group& ranks = *context_.ranks.gather;
@@ -242,6 +256,7 @@ void ShardGroup::open_gradient() {
                         [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
   if (!direct_) gradient_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).gradient);
   for (GroupParameter& p : parameters_) p.contributions = 0;
+  sparse_ = false;
   gradient_state_ = GradientState::open;
 }
 
@@ -251,19 +266,30 @@ std::byte* ShardGroup::written_at(const GroupParameter& p) const {
   return base + p.placement.offset * size_of(s.format.gradient);
 }
 
-at::Tensor ShardGroup::contribution(GroupParameter& p, bool& fresh) {
+at::Tensor ShardGroup::contribution(GroupParameter& p, bool few_rows, bool& fresh) {
   if (gradient_state_ == GradientState::reducing) finish_reduce();
   if (gradient_state_ == GradientState::closed) open_gradient();
   fresh = p.contributions++ == 0;
   p.contributed = true;
+  if (fresh && few_rows) {
+    zero_written(p);
+    fresh = false;
+    sparse_ = true;
+  }
   return tensor_at(written_at(p), p.leaf.sizes(), segments_[p.segment].format.gradient);
 }
 
+void ShardGroup::zero_written(const GroupParameter& p) {
+  const int64_t bytes = p.placement.numel * size_of(segments_[p.segment].format.gradient);
+  if (direct_)
+    gradient_.zero(written_at(p), bytes);
+  else
+    gradient_slot_.zero(written_at(p), bytes);
+}
+
 void ShardGroup::zero_missing() {
-  for (const GroupParameter& p : parameters_) {
-    if (p.contributions > 0) continue;
-    std::memset(written_at(p), 0, p.placement.numel * size_of(segments_[p.segment].format.gradient));
-  }
+  for (const GroupParameter& p : parameters_)
+    if (p.contributions == 0) zero_written(p);
 }
 
 void ShardGroup::accumulate_slot() {
@@ -308,6 +334,8 @@ void ShardGroup::start_reduce(bool sync) {
     request.slices = even_slices(ranks.size(), s.layout->shard2);
     request.output = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
     request.accumulate = gradient_valid_;
+    request.sparse = sparse_ && !local;
+    request.output_is_zero = !gradient_valid_ && !gradient_spent_;
     const int64_t bytes = ranks.reduce_scratch_bytes(request.dtype, request.slices);
     DT_CHECK_LE(scratch + bytes, scratch_slot_.bytes());
     request.scratch = {scratch_slot_.data() + scratch, static_cast<size_t>(bytes)};
@@ -326,6 +354,10 @@ void ShardGroup::finish_reduce() {
   gradient_valid_ = true;
   accumulator_valid_ = false;
   gradient_state_ = GradientState::closed;
+  // All ranks have come to this reduction, so none reads this rank's runtime shard any more; the next gather encodes it.
+  if (encodes_into_place() && residence_ == Residence::released && std::exchange(encoded_, false))
+    for (const GroupSegment& s : segments_)
+      context_.peer_allocator->zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
 }
 
 void ShardGroup::reduce_main() {
@@ -375,9 +407,9 @@ void ShardGroup::drop_gradient() {
 
 void ShardGroup::discard_spent_gradient() {
   if (!gradient_spent_ || gradient_valid_ || accumulator_valid_) return;
-  gradient_.discard();
-  main_gradient_.discard();
-  accumulator_.discard();
+  gradient_.zero();
+  main_gradient_.zero();
+  accumulator_.zero();
   gradient_spent_ = false;
 }
 

@@ -74,8 +74,8 @@ class ShardGroup {
   void finish_gather();              // gathering -> gathered
   void release();                    // gathered or gathering -> released
 
-  // The place of the parameter's next contribution; opens the gradient.
-  at::Tensor contribution(GroupParameter& parameter, bool& fresh);
+  // The place of the parameter's next contribution, as ops::GradientSink has it; opens the gradient.
+  at::Tensor contribution(GroupParameter& parameter, bool few_rows, bool& fresh);
   void open_gradient();
   // Zeroes what got no contribution, then adds the slot to the accumulator or starts the reduction. open -> reducing.
   // `sync` false: the gradient stays in the accumulator. open -> closed.
@@ -105,8 +105,10 @@ class ShardGroup {
  private:
   void lay_out();
   void encode_into(const GroupSegment& segment, std::byte* zero3_shard);  // this rank's zero1 part
+  bool encodes_into_place() const;
   void bind(const std::vector<const std::byte*>& planes);
   std::byte* written_at(const GroupParameter& p) const;  // where the open gradient is written
+  void zero_written(const GroupParameter& p);
   void zero_missing();
   void accumulate_slot();
 
@@ -128,6 +130,8 @@ class ShardGroup {
   SlotPool::Slot gradient_slot_, scratch_slot_;
   std::vector<comm::WorkHandle> reduce_work_;
   bool direct_ = false;             // the open gradient is written into the shard
+  bool encoded_ = true;             // see encodes_into_place()
+  bool sparse_ = false;             // few of its rows are written, the others were zeroed
   bool gradient_valid_ = false;     // the shard holds something of this step
   bool accumulator_valid_ = false;  // so does the accumulator
   bool gradient_spent_ = false;     // an earlier step's gradient still takes memory

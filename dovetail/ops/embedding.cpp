@@ -104,7 +104,7 @@ class EmbeddingNode : public Node {
           at::embedding_dense_backward(grads[0], indices, vocabulary_, /*padding_idx=*/-1, false)};
     const at::Tensor g = grads[0].reshape({indices.numel(), dim_}).contiguous();
     if (sink_ && !is_captured(*this, 0)) {
-      if (const auto target = sink_->next_contribution()) {
+      if (const auto target = sink_->next_contribution(/*few_rows=*/true)) {
         write_gradient(indices, g, target->view, target->fresh);
         return variable_list(1);
       }

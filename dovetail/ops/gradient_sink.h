@@ -24,7 +24,9 @@ class GradientSink {
   // The place for the next contribution of this backward pass, which the caller must write whole before anything else
   // asks. Empty where the gradient cannot be written directly now (graph of the backward wanted, parameter frozen, no
   // engine): the caller then returns an ordinary gradient to autograd.
-  virtual std::optional<Target> next_contribution() = 0;
+  // few_rows: the caller adds to few rows of it; the target is never fresh then, a first contribution finds zeros in
+  // memory that takes no pages where it is not written.
+  virtual std::optional<Target> next_contribution(bool few_rows = false) = 0;
 };
 
 // A module that can write gradients of its own parameters (not its children's) directly. Found by dynamic_cast over

@@ -5,6 +5,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/plan/element_layout.h"
+#include "dovetail/plan/schedule.h"
 
 namespace dovetail::plan {
 namespace {
@@ -91,8 +92,8 @@ void validate(const PlanOptions& o) {
   if (o.alignment < 1) raise<ConfigError>("alignment: wanted at least 1 element, got {}", o.alignment);
   if (o.segments < 1 || o.segments > 3) raise<ConfigError>("segments: wanted 1, 2 or 3, got {}", o.segments);
   if (o.prefetch < 0) raise<ConfigError>("prefetch: wanted at least 0 groups, got {}", o.prefetch);
-  if (o.pending_reductions < 0)
-    raise<ConfigError>("pending_reductions: wanted at least 0, got {}", o.pending_reductions);
+  if (o.pending_reductions < -1)
+    raise<ConfigError>("pending_reductions: wanted at least 0, or -1 for what suits, got {}", o.pending_reductions);
   if (o.host_ranks < 1 || o.world % o.host_ranks != 0)
     raise<ConfigError>("host_ranks: wanted a divisor of the {} ranks, got {}", o.world, o.host_ranks);
 }
@@ -102,6 +103,8 @@ Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups)
   check_groups(groups);
   const Format format = format_named(options.format);
   Plan plan{options, {}, {}};
+  if (options.pending_reductions < 0)
+    plan.options.pending_reductions = shares_memory(plan, RankGroup::reduce) ? 0 : 1;
   for (size_t g = 0; g < groups.size(); ++g) {
     const GroupSpec& spec = groups[g];
     const int64_t first = std::ssize(plan.tensors);

@@ -28,7 +28,9 @@ struct PlanOptions {
   int segments = 1;                    // at most this many a bucket
   bool reshard_after_forward = true;
   int prefetch = 1;                    // groups gathered ahead of the one that computes
-  int pending_reductions = 1;          // reductions left in flight while the next group computes; 0 = none
+  // Reductions left in flight while the next group computes; 0 = none. -1: as suits the transport, 0 where ranks read
+  // one another's memory (nothing travels meanwhile), else 1; a plan holds what that came to.
+  int pending_reductions = -1;
   bool local_accumulation = false;  // whole fp32 gradients, so that micro-batches need no communication
   int64_t host_ranks = 1;  // runs of so many ranks address one another's memory (comm::Group::host_ranks)
   bool operator==(const PlanOptions&) const = default;

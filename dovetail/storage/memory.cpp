@@ -7,6 +7,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/math.h"
+#include "dovetail/base/pages.h"
 
 namespace dovetail {
 namespace {
@@ -27,9 +28,8 @@ Memory HostAllocator::allocate(int64_t bytes, Role role) {
   return {std::move(owner), static_cast<std::byte*>(p), bytes};
 }
 
-// Private anonymous pages read as zero again; whatever the call says, the memory stays usable.
-void HostAllocator::discard(const Memory& memory) noexcept {
-  ::madvise(memory.data, static_cast<size_t>(memory.bytes), MADV_DONTNEED);
+void HostAllocator::zero(std::byte* data, int64_t bytes) noexcept {
+  zero_pages(data, bytes, [](std::byte* pages, size_t n) { return ::madvise(pages, n, MADV_DONTNEED) == 0; });
 }
 
 Buffer::Buffer(Allocator& allocator, Ledger& ledger, int64_t bytes, Role role)
@@ -61,8 +61,12 @@ void Buffer::reset() {
   memory_ = {};
 }
 
-void Buffer::discard() noexcept {
-  if (memory_.data && allocator_) allocator_->discard(memory_);
+void Buffer::zero(std::byte* data, int64_t bytes) noexcept {
+  if (bytes == 0) return;
+  if (allocator_)
+    allocator_->zero(data, bytes);
+  else
+    std::memset(data, 0, static_cast<size_t>(bytes));
 }
 
 }  // namespace dovetail

@@ -23,9 +23,8 @@ class Allocator {
   virtual ~Allocator() = default;
   // Throws StateError naming the role and size when there is no memory. Zero bytes give a null pointer.
   virtual Memory allocate(int64_t bytes, Role role) = 0;
-  // Gives the pages wholly inside `memory` (allocated here) back to the system until they are touched again; their
-  // contents are lost, and are zero or old when read next.
-  virtual void discard(const Memory& memory) noexcept = 0;
+  // Zeroes bytes of memory allocated here. Pages wholly inside go back to the system until they are written again.
+  virtual void zero(std::byte* data, int64_t bytes) noexcept = 0;
 };
 
 // Private memory: anonymous mappings, so that pages count only once touched; of huge pages where they fit and the
@@ -33,7 +32,7 @@ class Allocator {
 class HostAllocator : public Allocator {
  public:
   Memory allocate(int64_t bytes, Role role) override;
-  void discard(const Memory& memory) noexcept override;
+  void zero(std::byte* data, int64_t bytes) noexcept override;
 };
 
 // One allocation of a role, entered in the ledger for as long as it exists. The allocator and ledger must outlive it.
@@ -51,8 +50,9 @@ class Buffer {
   int64_t bytes() const { return memory_.bytes; }
   const Memory& memory() const { return memory_; }
   void reset();
-  // Still held, but takes no memory until it is written again; contents are lost.
-  void discard() noexcept;
+  // Zeroes all, or some. What is zero is still held, but takes no memory until it is written (Allocator::zero).
+  void zero() noexcept { zero(memory_.data, memory_.bytes); }
+  void zero(std::byte* data, int64_t bytes) noexcept;
 
  private:
   Memory memory_;

@@ -1,5 +1,7 @@
 #include "dovetail/storage/pool.h"
 
+#include <algorithm>
+
 #include "dovetail/base/error.h"
 
 namespace dovetail {
@@ -7,16 +9,22 @@ namespace dovetail {
 SlotPool::SlotPool(Allocator& allocator, Ledger& ledger, const std::vector<int64_t>& sizes)
     : allocator_(allocator), ledger_(ledger), policy_(sizes) {
   for (int64_t bytes : sizes) buffers_.emplace_back(allocator, ledger, bytes, Role::slot);
+  touched_.resize(sizes.size());
 }
 
 SlotPool::Slot SlotPool::acquire(int64_t bytes) {
   const int64_t number = policy_.acquire(bytes);
-  if (number == static_cast<int64_t>(buffers_.size())) buffers_.emplace_back();
+  if (number == static_cast<int64_t>(buffers_.size())) {
+    buffers_.emplace_back();
+    touched_.push_back(0);
+  }
   Buffer& buffer = buffers_[number];
   if (buffer.bytes() != policy_.sizes()[number]) {
     buffer.reset();  // before the larger one is made, so that both never exist
     buffer = Buffer(allocator_, ledger_, policy_.sizes()[number], Role::slot);
+    touched_[number] = 0;
   }
+  touched_[number] = std::max(touched_[number], bytes);
   Slot slot;
   slot.pool_ = this;
   slot.number_ = number;
@@ -29,8 +37,17 @@ void SlotPool::restore(const std::vector<int64_t>& sizes) {
   if (policy_.sizes() == sizes) return;
   DT_CHECK_EQ(in_use(), 0, "slots in use");
   buffers_.clear();
+  touched_.assign(sizes.size(), 0);
   policy_ = SlotPolicy(sizes);
   for (int64_t bytes : sizes) buffers_.emplace_back(allocator_, ledger_, bytes, Role::slot);
+}
+
+void SlotPool::trim(int64_t bytes) noexcept {
+  for (size_t i = 0; i < buffers_.size(); ++i) {
+    if (policy_.in_use(static_cast<int64_t>(i)) || touched_[i] <= bytes) continue;
+    buffers_[i].zero(buffers_[i].data() + bytes, touched_[i] - bytes);
+    touched_[i] = bytes;
+  }
 }
 
 SlotPool::Slot& SlotPool::Slot::operator=(Slot&& other) noexcept {

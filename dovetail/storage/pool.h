@@ -25,6 +25,8 @@ class SlotPool {
     explicit operator bool() const { return pool_ != nullptr; }
     std::byte* data() const { return data_; }
     int64_t bytes() const { return bytes_; }
+    // Zeroes bytes of it (Buffer::zero).
+    void zero(std::byte* data, int64_t bytes) noexcept { pool_->buffers_[number_].zero(data, bytes); }
     void reset();
 
    private:
@@ -39,6 +41,8 @@ class SlotPool {
   Slot acquire(int64_t bytes);
   // Back to slots of these sizes, after slots were enlarged or added. No slot may be in use; contents are lost.
   void restore(const std::vector<int64_t>& sizes);
+  // The rest of the step needs no slot beyond so many bytes: pages of free slots behind them are given back.
+  void trim(int64_t bytes) noexcept;
   int64_t in_use() const { return policy_.in_use_count(); }
   const std::vector<int64_t>& sizes() const { return policy_.sizes(); }
 
@@ -47,6 +51,7 @@ class SlotPool {
   Ledger& ledger_;
   SlotPolicy policy_;
   std::vector<Buffer> buffers_;
+  std::vector<int64_t> touched_;  // per slot: bytes that may have pages
 };
 
 }  // namespace dovetail

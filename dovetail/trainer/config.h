@@ -87,13 +87,17 @@ struct ShardConfig {
   std::string main = "fp32";    // main weights; nothing else yet
   int64_t alignment = 64, segments = 1;
   bool reshard_after_forward = true;
-  int64_t prefetch = 1, pending_reductions = 1;
+  int64_t prefetch = 1;
+  int64_t pending_reductions = -1;  // -1: as suits the transport (plan::PlanOptions)
   bool local_accumulation = false;
   bool recompute = false;
 };
 
 struct CommConfig {
-  std::string backend = "gloo";  // or "gloo_native", for comparison
+  // "auto": ranks of a host read one another's memory where they can, c10d (Gloo) carries the rest; "peer": the same, or
+  // an error; "c10d"; "gloo_native": Gloo's own collectives, for comparison
+  std::string backend = "auto";
+  int64_t ranks_per_host = 0;  // ranks 0..n-1 count as one host, and so on; 0: as the machines are
   std::string
       interface;  // network interface; empty: loopback where the store is on it, else by host name
   double deadline_seconds = 60;

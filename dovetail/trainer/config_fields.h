@@ -108,14 +108,15 @@ void visit(V& v, ShardConfig& c) {
   v("segments", c.segments, between(1, 3));
   v("reshard_after_forward", c.reshard_after_forward);
   v("prefetch", c.prefetch, between(0, 64));
-  v("pending_reductions", c.pending_reductions, between(0, 64));
+  v("pending_reductions", c.pending_reductions, between(-1, 64));
   v("local_accumulation", c.local_accumulation);
   v("recompute", c.recompute);
 }
 
 template <class V>
 void visit(V& v, CommConfig& c) {
-  v("backend", c.backend, one_of({"gloo", "gloo_native"}));
+  v("backend", c.backend, one_of({"auto", "peer", "c10d", "gloo_native"}));
+  v("ranks_per_host", c.ranks_per_host, at_least(0));
   v("interface", c.interface);
   v("deadline_seconds", c.deadline_seconds, between(0.1, 86400));
 }

@@ -102,7 +102,11 @@ std::shared_ptr<comm::Group> make_job_world(const LaunchInfo& job, const CommCon
   options.port = static_cast<uint16_t>(job.port);
   options.holds_store = job.rank == 0 && !job.store_elsewhere;
   options.name = fmt::format("dovetail-{}", job.attempt);
-  options.backend = comm::parse_world_backend(config.backend);
+  using Peers = comm::WorldOptions::Peers;
+  if (config.backend == "gloo_native") options.backend = comm::WorldBackend::gloo_native;
+  if (config.backend == "auto") options.peers = Peers::if_possible;
+  if (config.backend == "peer") options.peers = Peers::required;
+  options.ranks_per_host = static_cast<int>(config.ranks_per_host);
   options.interface = config.interface;
   options.deadline = deadline;
   return comm::make_world(options);

@@ -190,8 +190,9 @@ TEST_P(Faults, ARankThatFailsIsNamedWithItsReasonLongBeforeTheDeadline) {
   const auto start = std::chrono::steady_clock::now();
   try {
     run(GetParam(), [&](Group& g) {
-      if (g.rank() == size() - 1) raise<FileError>("data.bin: truncated");
       try {
+        g.barrier({Phase::control, -1, 2, "start"});  // the world stands on every rank
+        if (g.rank() == size() - 1) raise<FileError>("data.bin: truncated");
         g.barrier({Phase::control, -1, 3, "start"});
       } catch (const CommError& error) {
         texts[g.rank()] = error.what();

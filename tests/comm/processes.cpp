@@ -35,7 +35,8 @@ int listen_anywhere(int& port) {
 
 }  // namespace
 
-RankProcesses::RankProcesses(const std::string& scenario, int size, std::chrono::milliseconds deadline) {
+RankProcesses::RankProcesses(const std::string& transport, const std::string& scenario, int size,
+                             std::chrono::milliseconds deadline) {
   int port = 0;
   const int listener = listen_anywhere(port);
   for (int rank = 0; rank < size; ++rank) {
@@ -47,6 +48,7 @@ RankProcesses::RankProcesses(const std::string& scenario, int size, std::chrono:
     if (rank != 0) posix_spawn_file_actions_addclose(&actions, listener);
     std::vector<std::string> words{"/proc/self/exe",
                                    "rank-process",
+                                   transport,
                                    scenario,
                                    std::to_string(rank),
                                    std::to_string(size),

@@ -19,7 +19,9 @@ int rank_process(int argc, char** argv);
 
 class RankProcesses {
  public:
-  RankProcesses(const std::string& scenario, int size, std::chrono::milliseconds deadline);
+  // transport: "gloo", "peer", or "hosts": peer with two ranks a host.
+  RankProcesses(const std::string& transport, const std::string& scenario, int size,
+                std::chrono::milliseconds deadline);
   ~RankProcesses();  // kills what still runs
 
   // Blocks until the rank has printed the text; false at the timeout or when it ended without.
@@ -28,6 +30,7 @@ class RankProcesses {
   // Blocks until the rank has ended, returns its exit code, -1 at the timeout, 128 + n after signal n.
   int wait(int rank, std::chrono::milliseconds timeout);
   const std::string& output(int rank) const { return children_[rank].output; }
+  pid_t process(int rank) const { return children_[rank].pid; }
 
  private:
   struct Child {

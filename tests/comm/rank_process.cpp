@@ -15,14 +15,20 @@ namespace {
 // One of everything in a group; returns a hash of what this rank holds afterwards.
 uint64_t round_in(Group& g, int64_t each, int64_t step, std::string_view label) {
   const int n = g.size(), global = g.global_ranks()[g.rank()];
-  std::vector<float> input(static_cast<size_t>(each * n)), output(static_cast<size_t>(each)), norm(100);
+  std::vector<float> output(static_cast<size_t>(each)), norm(100), private_input;
+  std::shared_ptr<std::byte> shared_input;
+  if (SharedMemory* shared = g.shared_memory())
+    shared_input = shared->allocate(each * n * 4);
+  else
+    private_input.resize(static_cast<size_t>(each * n));
+  float* input = shared_input ? reinterpret_cast<float*>(shared_input.get()) : private_input.data();
   for (int64_t i = 0; i < each * n; ++i) input[i] = static_cast<float>((i * 31 + global * 7 + step) % 1009) * 0.37f;
   for (int i = 0; i < 100; ++i) norm[i] = static_cast<float>(i + global) * 0.1f;
   const auto slices = even_slices(n, each);
   std::vector<std::byte> scratch(static_cast<size_t>(g.reduce_scratch_bytes(DType::f32, slices)));
   std::vector<std::byte> norm_scratch(static_cast<size_t>(g.all_reduce_scratch_bytes(100)));
   auto reduce =
-      g.reduce_scatter({std::as_bytes(std::span(input)).data(), DType::f32, slices, output.data(), false, scratch},
+      g.reduce_scatter({reinterpret_cast<const std::byte*>(input), DType::f32, slices, output.data(), false, scratch},
                        {Phase::reduce, 0, step, label});
   auto all = g.all_reduce(norm, norm_scratch, {Phase::norm, -1, step, label});
   reduce->wait();
@@ -79,14 +85,16 @@ void loop(Group& world, const std::string& scenario) {
 }  // namespace
 
 int rank_process(int argc, char** argv) {
-  const std::string scenario = argv[2];
+  const std::string transport = argv[2], scenario = argv[3];
   WorldOptions options;
-  options.rank = std::atoi(argv[3]);
-  options.size = std::atoi(argv[4]);
-  options.port = static_cast<uint16_t>(std::atoi(argv[5]));
-  options.listen_fd = std::atoi(argv[6]);
+  options.rank = std::atoi(argv[4]);
+  options.size = std::atoi(argv[5]);
+  options.port = static_cast<uint16_t>(std::atoi(argv[6]));
+  options.listen_fd = std::atoi(argv[7]);
   options.holds_store = options.rank == 0;
-  options.deadline = std::chrono::milliseconds(std::atoi(argv[7]));
+  options.deadline = std::chrono::milliseconds(std::atoi(argv[8]));
+  if (transport != "gloo") options.peers = WorldOptions::Peers::required;
+  if (transport == "hosts") options.ranks_per_host = 2;
   try {
     const auto world = make_world(options);
     try {
@@ -108,7 +116,7 @@ int rank_process(int argc, char** argv) {
 }  // namespace dovetail::comm
 
 int main(int argc, char** argv) {
-  if (argc == 8 && std::strcmp(argv[1], "rank-process") == 0) return dovetail::comm::rank_process(argc, argv);
+  if (argc == 9 && std::strcmp(argv[1], "rank-process") == 0) return dovetail::comm::rank_process(argc, argv);
   testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

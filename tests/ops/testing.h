@@ -45,13 +45,15 @@ std::string message_of(F&& f) {
   return {};
 }
 
-// Counts requests; the first finds rubbish, later ones an earlier contribution.
+// Counts requests; the first finds rubbish, or zeros where few rows are written, later ones an earlier contribution.
 class FlatSink : public GradientSink {
  public:
   explicit FlatSink(at::Tensor view) : view(std::move(view)) { this->view.fill_(NAN); }
-  std::optional<Target> next_contribution() override {
+  std::optional<Target> next_contribution(bool few_rows) override {
     if (closed) return std::nullopt;
-    return Target{view, requests++ == 0};
+    const bool first = requests++ == 0;
+    if (first && few_rows) view.zero_();
+    return Target{view, first && !few_rows};
   }
   at::Tensor view;
   int requests = 0;

@@ -157,7 +157,7 @@ TEST(Plan, BadInputIsNamed) {
   EXPECT_THAT(error([](Options o, Model) { o.segments = 4; }),
               HasSubstr("segments: wanted 1, 2 or 3, got 4"));
   EXPECT_THAT(error([](Options o, Model) { o.prefetch = -1; }), HasSubstr("prefetch"));
-  EXPECT_THAT(error([](Options o, Model) { o.pending_reductions = -1; }),
+  EXPECT_THAT(error([](Options o, Model) { o.pending_reductions = -2; }),
               HasSubstr("pending_reductions"));
 }
 

@@ -35,15 +35,22 @@ int64_t resident_pages(const Buffer& buffer) {
   return std::count_if(pages.begin(), pages.end(), [](unsigned char page) { return page & 1; });
 }
 
-TEST(Memory, DiscardedTakesNoneUntilWritten) {
+TEST(Memory, ZeroTakesNoneUntilWritten) {
   HostAllocator host;
   Ledger ledger;
   Buffer a(host, ledger, int64_t{8} << 20, Role::gradient), none;
   std::memset(a.data(), 7, a.bytes());
   EXPECT_EQ(resident_pages(a), a.bytes() / 4096);
-  a.discard();
-  none.discard();
+  a.zero();
+  none.zero();
   EXPECT_EQ(resident_pages(a), 0);
+  std::memset(a.data(), 7, a.bytes());
+  a.zero(a.data() + 100, a.bytes() - 200);  // whole pages go, the rest of the edges is overwritten
+  EXPECT_EQ(resident_pages(a), 2);
+  EXPECT_EQ(a.data()[99], std::byte{7});
+  EXPECT_EQ(a.data()[100], std::byte{0});
+  EXPECT_EQ(a.data()[a.bytes() - 101], std::byte{0});
+  EXPECT_EQ(a.data()[a.bytes() - 100], std::byte{7});
   EXPECT_EQ(ledger.held(Role::gradient), a.bytes());
   std::memset(a.data(), 7, a.bytes());
   EXPECT_EQ(a.data()[a.bytes() - 1], std::byte{7});
@@ -67,6 +74,27 @@ TEST(Pool, SlotsAreReusedAndGrowOnlyWhenNeeded) {
   auto e = pool.acquire(1);
   EXPECT_EQ(pool.sizes().size(), 3u);
   std::memset(d.data(), 1, 10000);
+}
+
+TEST(Pool, TrimGivesBackWhatNobodyNeeds) {
+  HostAllocator host;
+  Ledger ledger;
+  SlotPool pool(host, ledger, {1 << 20, 1 << 20});
+  auto kept = pool.acquire(1 << 20);
+  std::memset(kept.data(), 1, kept.bytes());
+  std::byte* data = nullptr;
+  {
+    auto freed = pool.acquire(1 << 20);
+    std::memset(data = freed.data(), 1, freed.bytes());
+  }
+  pool.trim(100'000);
+  EXPECT_EQ(data[99'999], std::byte{1});
+  EXPECT_EQ(data[100'000], std::byte{0});
+  EXPECT_EQ(kept.data()[kept.bytes() - 1], std::byte{1});  // in use
+  EXPECT_EQ(ledger.held(Role::slot), 2 << 20);
+  data[200'000] = std::byte{1};  // not asked for since: nothing to give back
+  pool.trim(100'000);
+  EXPECT_EQ(data[200'000], std::byte{1});
 }
 
 TEST(Pool, GoesBackToItsPlannedSizes) {

@@ -57,6 +57,7 @@ class BackendLink final : public Link {
 
   int rank() const override { return backend_->getRank(); }
   int size() const override { return backend_->getSize(); }
+  std::string transport() const override { return backend_->getBackendName(); }
 
   TransferHandle post_send(int to, uint32_t tag, std::span<const std::byte> bytes) override {
     return post(const_cast<std::byte*>(bytes.data()), bytes.size(), to, [&](std::vector<at::Tensor>& message) {

@@ -41,6 +41,7 @@ class NativeGroup final : public Group {
 
   int rank() const override { return members_->rank; }
   std::span<const int> global_ranks() const override { return members_->ranks; }
+  std::string transport() const override { return members_->world->transport() + "'s own collectives"; }
   bool needs_gather_buffer() const override { return members_->size() > 1; }
   Gathered all_gather(std::span<const GatherPlane> planes, const Identity& id) override;
   int64_t reduce_scratch_bytes(DType dtype, std::span<const Interval> slices) const override;

@@ -34,6 +34,10 @@ struct WorldOptions {
   std::string name = "world";  // worlds that share a store have different names
 
   WorldBackend backend = WorldBackend::gloo;
+  // Ranks of one host address one another's memory and Gloo carries what goes between hosts (comm/peer). Only with
+  // backend gloo. if_possible: where memory cannot be mapped, Gloo carries all.
+  enum class Peers { off, if_possible, required } peers = Peers::off;
+  int ranks_per_host = 0;  // see PeerOptions
   std::string interface{};  // network interface of the data connections
   // Or the address to bind them to. Both empty: loopback where `address` is, else what this
   // machine's name resolves to.

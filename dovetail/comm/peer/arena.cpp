@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -14,11 +15,12 @@
 #include "dovetail/base/error.h"
 #include "dovetail/base/hash.h"
 #include "dovetail/base/math.h"
+#include "dovetail/base/pages.h"
 
 namespace dovetail::comm {
 namespace {
 
-constexpr int64_t kPage = 4096;
+constexpr int64_t kPage = kPageBytes;
 
 // At the start of a region, a page before its bytes.
 struct RegionHeader {
@@ -61,22 +63,22 @@ std::shared_ptr<Arena> Arena::open(const ArenaHandle& h) {
   const bool same = file >= 0 && ::fstat(file, &seen) == 0 && seen.st_dev == h.device && seen.st_ino == h.inode;
   std::byte* base = same ? map(file, h.capacity) : nullptr;
   const int error = errno;
-  if (file >= 0) ::close(file);
   if (base == nullptr) {
+    if (file >= 0) ::close(file);
     const char* why = file >= 0 && !same ? "it is another file" : std::strerror(error);
     throw CommError(-1, fmt::format("peer memory of process {}: wanted to map {}: {}", h.process, path, why));
   }
-  return std::shared_ptr<Arena>(new Arena(-1, base, h.capacity, h.capacity));
+  return std::shared_ptr<Arena>(new Arena(file, base, h.capacity, h.capacity));
 }
 
 Arena::~Arena() {
-  close_file();
+  ::close(file_);
   ::munmap(base_, static_cast<size_t>(capacity_));
 }
 
 ArenaHandle Arena::handle() const {
   struct stat seen{};
-  DT_CHECK(file_ >= 0 && ::fstat(file_, &seen) == 0, "an arena whose file is closed has no handle");
+  DT_CHECK(::fstat(file_, &seen) == 0, "{}", std::strerror(errno));
   ArenaHandle h;
   h.process = ::getpid();
   h.file = file_;
@@ -84,11 +86,6 @@ ArenaHandle Arena::handle() const {
   h.inode = seen.st_ino;
   h.capacity = capacity_;
   return h;
-}
-
-void Arena::close_file() {
-  if (file_ >= 0) ::close(file_);
-  file_ = -1;
 }
 
 int64_t Arena::take(int64_t bytes) {
@@ -121,9 +118,23 @@ void Arena::give(int64_t offset, int64_t bytes) {
 // Frees the pages for every process; they read as zero when touched again.
 void Arena::punch(std::byte* data, int64_t bytes) noexcept { ::madvise(data, static_cast<size_t>(bytes), MADV_REMOVE); }
 
-void Arena::discard(std::byte* data, int64_t bytes) noexcept {
-  const int64_t begin = round_up(data - base_, kPage), end = (data + bytes - base_) / kPage * kPage;
-  if (begin < end) punch(base_ + begin, end - begin);
+void Arena::zero(std::byte* data, int64_t bytes) noexcept {
+  zero_pages(data, bytes, [](std::byte* pages, size_t n) { return ::madvise(pages, n, MADV_REMOVE) == 0; });
+}
+
+std::vector<Interval> Arena::written(int64_t offset, int64_t bytes) const {
+  std::vector<Interval> runs;
+  const int64_t end = offset + bytes;
+  for (int64_t at = offset; at < end;) {
+    const int64_t data = ::lseek(file_, at, SEEK_DATA);
+    if (data < 0 && errno == ENXIO) break;  // nothing more
+    const int64_t hole = data < 0 ? -1 : ::lseek(file_, data, SEEK_HOLE);
+    if (hole < 0) return {{0, bytes}};
+    if (data >= end) break;
+    runs.push_back({data - offset, std::min(hole, end) - offset});
+    at = hole;
+  }
+  return runs;
 }
 
 std::shared_ptr<std::byte> Arena::allocate(int64_t bytes) {

@@ -9,6 +9,7 @@
 #include <memory>
 #include <vector>
 
+#include "dovetail/base/interval.h"
 #include "dovetail/comm/group.h"
 
 namespace dovetail::comm {
@@ -35,15 +36,17 @@ class Arena final : public SharedMemory, public std::enable_shared_from_this<Are
   ~Arena() override;
   Arena(const Arena&) = delete;
 
-  // Valid until close_file(). `host` and `shared` are the caller's to fill in.
+  // `host` and `shared` are the caller's to fill in.
   ArenaHandle handle() const;
-  void close_file();  // nobody can open it any more
 
   std::byte* base() const { return base_; }
   bool holds(const void* p) const { return p >= base_ && p < base_ + capacity_; }
 
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;
-  void discard(std::byte* data, int64_t bytes) noexcept override;
+  void zero(std::byte* data, int64_t bytes) noexcept override;
+  // The runs of [offset, offset + bytes) that were written since they were last zeroed or new, page by page; relative to
+  // offset, ascending. Whether they lie in memory or were paged out.
+  std::vector<Interval> written(int64_t offset, int64_t bytes) const;
 
   // A region that `users` ranks release with release_region(); its space is used again once all have.
   std::byte* allocate_region(int64_t bytes, int users);
@@ -56,7 +59,7 @@ class Arena final : public SharedMemory, public std::enable_shared_from_this<Are
   void reclaim_regions();
   void punch(std::byte* data, int64_t bytes) noexcept;
 
-  int file_;
+  const int file_;
   std::byte* const base_;
   const int64_t capacity_;
   std::map<int64_t, int64_t> free_;  // offset -> bytes, not adjacent

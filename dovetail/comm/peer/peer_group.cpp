@@ -175,9 +175,14 @@ std::unique_ptr<Group> make_peer_world(std::unique_ptr<Link> below, const PeerOp
   auto peers = std::make_shared<Peers>(me, arenas, process_files);
   // Also keeps everybody's offer alive until all have taken it.
   const std::vector<Word> words = tell_all(*below, word, until, "mapped one another's memory");
-  for (int r = 0; r < size; ++r)
-    if (words[r].text[0] != '\0') throw CommError(r, fmt::format("rank {}: {}", r, words[r].text));
-  mine->close_file();
+  for (int r = 0; r < size; ++r) {
+    if (words[r].text[0] == '\0') continue;
+    const std::string reason = fmt::format("rank {}: {}", r, words[r].text);
+    if (options.required) throw CommError(r, reason);
+    auto members = make_p2p_members(std::move(below), deadline);
+    members->world->set_transport(fmt::format("{}, as {}", members->world->transport(), reason));
+    return std::make_unique<P2PGroup>(std::move(members));
+  }
 
   const int host_ranks = run_length(handles);
   auto link = std::make_unique<PeerLink>(std::move(below), peers, on_host <= usable_cores());

@@ -40,10 +40,12 @@ struct PeerOptions {
   // Ranks 0..n-1 count as one host, n..2n-1 as the next, whatever the machines; 0: as the machines are.
   int ranks_per_host = 0;
   int64_t capacity = 0;  // of each rank's arena, address space; 0: twice the machine's memory
+  // Where a rank's memory cannot be mapped by another of its host: true: an error on every rank; false: all bytes go
+  // through `below`, and transport() says why.
+  bool required = true;
 };
 
-// The world of all ranks of `below`, in which those of one host share memory. Collective. Throws CommError where a
-// rank's memory cannot be mapped by another of its host.
+// The world of all ranks of `below`, in which those of one host share memory. Collective. Throws CommError.
 std::unique_ptr<Group> make_peer_world(std::unique_ptr<Link> below, const PeerOptions& options,
                                        std::chrono::milliseconds deadline);
 

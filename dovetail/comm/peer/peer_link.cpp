@@ -90,6 +90,12 @@ class PeerLink::ReceiveTransfer final : public Transfer {
 PeerLink::PeerLink(std::unique_ptr<Link> below, std::shared_ptr<Peers> peers, bool spin)
     : below_(std::move(below)), peers_(std::move(peers)), spin_(spin), state_(below_->size()) {}
 
+std::string PeerLink::transport() const {
+  const size_t on_host = peers_->others().size() + 1;
+  if (on_host == state_.size()) return fmt::format("shared memory of {} ranks", on_host);
+  return fmt::format("shared memory of {} ranks a host, {} between hosts", on_host, below_->transport());
+}
+
 TransferHandle PeerLink::post_send(int to, uint32_t tag, std::span<const std::byte> bytes) {
   if (!peers_->local(to)) return below_->post_send(to, tag, bytes);
   auto transfer = std::make_unique<SendTransfer>(*this, to);

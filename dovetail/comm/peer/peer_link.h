@@ -53,6 +53,7 @@ class PeerLink final : public Link {
 
   int rank() const override { return below_->rank(); }
   int size() const override { return below_->size(); }
+  std::string transport() const override;
   TransferHandle post_send(int to, uint32_t tag, std::span<const std::byte> bytes) override;
   TransferHandle post_receive(int from, uint32_t tag, std::span<std::byte> bytes) override;
   void enter(const Header& operation) override { below_->enter(operation); }

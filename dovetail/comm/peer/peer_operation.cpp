@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
+#include "dovetail/base/math.h"
+
 namespace dovetail::comm {
 namespace {
 
@@ -75,7 +77,9 @@ PeerReduceScatter::PeerReduceScatter(std::shared_ptr<P2PMembers> members, std::s
       dtype_(r.dtype),
       begin_(r.slices[members_->rank].begin * size_of(r.dtype)),
       output_(r.output, static_cast<size_t>(r.slices[members_->rank].size())),
-      accumulate_(r.accumulate) {
+      accumulate_(r.accumulate),
+      sparse_(r.sparse),
+      output_is_zero_(r.output_is_zero) {
   const int64_t own = static_cast<int64_t>(output_.size()) * size_of(dtype_);
   for (int m = 0; m < members_->size(); ++m)
     if (m != members_->rank) declare(m, r.slices[m].size() * size_of(dtype_), own);
@@ -86,12 +90,48 @@ PeerReduceScatter::PeerReduceScatter(std::shared_ptr<P2PMembers> members, std::s
 void PeerReduceScatter::second_act(Clock::time_point until) {
   wait_headers(until);
   hear(kPosted, until);
-  if (!output_.empty()) {
-    std::vector<const std::byte*> inputs;
-    for (int m = 0; m < members_->size(); ++m) inputs.push_back(operand(m) + begin_);
-    members_->tree.sum(inputs, dtype_, output_, accumulate_);
+  const auto size = static_cast<int64_t>(output_.size());
+  if (size > 0 && !sparse_) sum({0, size});
+  if (size > 0 && sparse_) {
+    int64_t end = 0;
+    const bool clear = !accumulate_ && !output_is_zero_;
+    auto skip_to = [&](int64_t next) {
+      if (clear) std::fill(output_.begin() + end, output_.begin() + next, 0.0f);
+    };
+    for (const Interval& run : written()) {
+      skip_to(run.begin);
+      sum(run);
+      end = run.end;
+    }
+    skip_to(size);
   }
   tell(kTaken);
+}
+
+void PeerReduceScatter::sum(Interval elements) {
+  std::vector<const std::byte*> inputs;
+  for (int m = 0; m < members_->size(); ++m)
+    inputs.push_back(operand(m) + begin_ + elements.begin * size_of(dtype_));
+  members_->tree.sum(inputs, dtype_, output_.subspan(elements.begin, elements.size()), accumulate_);
+}
+
+std::vector<Interval> PeerReduceScatter::written() const {
+  const int64_t item = size_of(dtype_);
+  std::vector<Interval> runs, merged;
+  for (int m = 0; m < members_->size(); ++m) {
+    const Peers::Address address = peers()->address_of(operand(m));
+    const int64_t bytes = static_cast<int64_t>(output_.size()) * item;
+    for (const Interval& run : peers()->arena(address.owner)->written(address.offset + begin_, bytes))
+      runs.push_back({run.begin / item, ceil_div(run.end, item)});
+  }
+  std::ranges::sort(runs, {}, &Interval::begin);
+  for (const Interval& run : runs) {
+    if (!merged.empty() && run.begin <= merged.back().end)
+      merged.back().end = std::max(merged.back().end, run.end);
+    else
+      merged.push_back(run);
+  }
+  return merged;
 }
 
 void PeerReduceScatter::complete(Clock::time_point until) {

@@ -24,7 +24,7 @@ class PeerOperation : public P2POperation {
   void tell(int stage);
   // Waits until all have told it.
   void hear(int stage, Clock::time_point until);
-  // After hear(0): where the member's operand lies.
+  // After hear(kPosted): where the member's operand lies.
   const std::byte* operand(int member) const { return operands_[member]; }
   std::byte* own_operand() { return own_; }
   const std::shared_ptr<Peers>& peers() const { return peers_; }
@@ -54,11 +54,14 @@ class PeerReduceScatter final : public PeerOperation {
  private:
   void second_act(Clock::time_point until) override;
   void complete(Clock::time_point until) override;
+  void sum(Interval elements);
+  // Runs of elements of the own slice that any member has written.
+  std::vector<Interval> written() const;
 
   const DType dtype_;
   const int64_t begin_;  // bytes, of the own slice in every operand
   const std::span<float> output_;
-  const bool accumulate_;
+  const bool accumulate_, sparse_, output_is_zero_;
 };
 
 class PeerAllReduce final : public PeerOperation {

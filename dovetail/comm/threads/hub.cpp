@@ -13,6 +13,7 @@ class ThreadLink final : public Link {
 
   int rank() const override { return rank_; }
   int size() const override { return hub_->size(); }
+  std::string transport() const override { return "threads"; }
 
   TransferHandle post_send(int to, uint32_t tag, std::span<const std::byte> bytes) override {
     return post(rank_, to, true, tag, const_cast<std::byte*>(bytes.data()), bytes.size());
