@@ -18,6 +18,9 @@ void add_train(CLI::App& app, Action& action, const char* program) {
                   "go on from the newest sound checkpoint of the run's folder");
   train->add_flag("--eval", command->evaluate,
                   "only measure the validation loss of the newest checkpoint");
+  train->add_flag("--trace", command->trace,
+                  "record some steps: RUN/trace.json for Perfetto, RUN/trace.txt and the log for "
+                  "where the time goes");
   train->callback([=, &action] {
     action = [=] {
       return trainer::run_train_command(*command, program, trainer::process_environment());

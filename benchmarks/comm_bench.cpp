@@ -1,7 +1,8 @@
-// All-gather and reduce-scatter over Gloo on loopback: ours (direct messages), Gloo's own, and for
-// sums Gloo's all-to-all with our sum. Ranks are processes; candidates take turns round by round; a
-// round's time is its slowest rank's, and the median over the rounds is reported. MIB is one
-// member's slice, so the whole is RANKS * MIB.
+// All-gather, reduce-scatter and barrier: ours over Gloo's messages on loopback, Gloo's own, for sums
+// Gloo's all-to-all with our sum; and in shared memory (peer), beside the same sum over as much
+// private memory on every rank at once (bound): what the memory allows. Ranks are processes;
+// candidates take turns round by round; a round's time is its slowest rank's, and the median over
+// the rounds is reported. MIB is one member's slice, so the whole is RANKS * MIB.
 //
 //   comm_bench collectives [--ranks 2 4] [--mib 1 8 32 64] [--rounds 7] [--json FILE]
 //   comm_bench sum [--mib 64] [--rounds 9]
@@ -83,8 +84,8 @@ void report(Group& world, const Settings& s, const std::string& operation, int64
   for (Candidate& c : candidates) {
     const double ms = median(slowest(world, c.ms));
     if (first == 0) first = ms;
-    line += fmt::format("  {:>9} {:8.2f} ms ({:4.2f})", c.name, ms, ms / first);
-    json += fmt::format(",\"{}_ms\":{:.3f}", c.name, ms);
+    line += fmt::format("  {:>9} {:8.3f} ms ({:4.2f})", c.name, ms, ms / first);
+    json += fmt::format(",\"{}_ms\":{:.4f}", c.name, ms);
   }
   if (world.rank() != 0) return;
   fmt::print("{}\n", line);
@@ -92,7 +93,16 @@ void report(Group& world, const Settings& s, const std::string& operation, int64
   if (!s.json.empty()) std::ofstream(s.json, std::ios::app) << json << "}\n";
 }
 
-void bench_size(Group& world, ::c10d::Backend& gloo, const Settings& s, int64_t mib) {
+void bench_barrier(Group& world, Group& peers, ::c10d::Backend& gloo, const Settings& s) {
+  constexpr int kTimes = 100;
+  std::vector<Candidate> barriers{
+      {"100 peer", [&] { for (int i = 0; i < kTimes; ++i) peers.barrier({}); }, {}},
+      {"100 messages", [&] { for (int i = 0; i < kTimes; ++i) world.barrier({}); }, {}},
+      {"100 gloo", [&] { for (int i = 0; i < kTimes; ++i) gloo.barrier()->wait(); }, {}}};
+  report(world, s, "barrier", 0, barriers);
+}
+
+void bench_size(Group& world, Group& peers, ::c10d::Backend& gloo, const Settings& s, int64_t mib) {
   const int n = world.size();
   const int64_t each = (mib << 20) / 4;
   at::Tensor whole = at::full({each * n}, 1.0f), shard = at::full({each}, 1.0f),
@@ -105,7 +115,7 @@ void bench_size(Group& world, ::c10d::Backend& gloo, const Settings& s, int64_t 
   auto* data = static_cast<std::byte*>(whole.mutable_data_ptr());
   const GatherPlane plane{data + bytes[world.rank()].begin, data, bytes};
   std::vector<Candidate> gather{
-      {"dovetail",
+      {"messages",
        [&] { world.all_gather({&plane, 1}, {Phase::gather_forward, -1, 0, "bench"}).work->wait(); },
        {}},
       {"gloo", [&] { gloo._allgather_base(whole, shard)->wait(); }, {}}};
@@ -116,8 +126,19 @@ void bench_size(Group& world, ::c10d::Backend& gloo, const Settings& s, int64_t 
   const ReduceScatter request{data, DType::f32, elements, shard.data_ptr<float>(), false, scratch};
   std::vector<int> ranks(world.global_ranks().begin(), world.global_ranks().end());
   const SumTree tree(ranks);
+  const std::shared_ptr<std::byte> shared = peers.shared_memory()->allocate(each * n * 4);
+  std::memcpy(shared.get(), data, static_cast<size_t>(each * n * 4));
+  const ReduceScatter in_place{shared.get(), DType::f32, elements, shard.data_ptr<float>(), false, {}};
+  std::vector<const std::byte*> private_inputs;
+  for (int m = 0; m < n; ++m) private_inputs.push_back(data + bytes[m].begin);
   std::vector<Candidate> reduce{
-      {"dovetail",
+      {"peer", [&] { peers.reduce_scatter(in_place, {Phase::reduce, -1, 0, "bench"})->wait(); }, {}},
+      {"bound",
+       [&] {
+         tree.sum(private_inputs, DType::f32, {shard.data_ptr<float>(), static_cast<size_t>(each)}, false);
+       },
+       {}},
+      {"messages",
        [&] { world.reduce_scatter(request, {Phase::reduce, -1, 0, "bench"})->wait(); },
        {}},
       {"gloo", [&] { gloo._reduce_scatter_base(shard, whole)->wait(); }, {}},
@@ -149,7 +170,12 @@ void run_rank(const Settings& s, int rank, int size, int port, int listener) {
   const auto world = make_world(options);
   const auto gloo = make_gloo_backend(c10::make_intrusive<::c10d::PrefixStore>("own", store), rank,
                                       size, {"127.0.0.1", {}});
-  for (int64_t mib : s.mib) bench_size(*world, *gloo, s, mib);
+  options.name = "peers";
+  options.peers = WorldOptions::Peers::required;
+  const auto peers = make_world(options);
+  bench_barrier(*world, *peers, *gloo, s);
+  for (int64_t mib : s.mib) bench_size(*world, *peers, *gloo, s, mib);
+  peers->barrier({});
   world->barrier({});
 }
 

@@ -53,9 +53,14 @@ def run(system, size, ranks, args, out):
     return result
 
 
+def level_before(r):
+    """Of resident memory before the model: of the moment, not the peak of loading libraries."""
+    return r["rss_base"] if r["asked"].endswith("_peer") else r.get("rss_before_model", r["rss_base"])
+
+
 def summarise(results):
     step = statistics.median(r["step"] for r in results)
-    growth = statistics.median(r["rss_peak_steady"] - r["rss_base"] for r in results)
+    growth = statistics.median(r["rss_peak_steady"] - level_before(r) for r in results)
     sent = statistics.median(r["tx_MiB_rank"] for r in results)
     update = statistics.median(r["opt"] for r in results)
     return dict(step_ms=1e3 * step, update_ms=1e3 * update, growth_MiB=growth, sent_MiB=sent,

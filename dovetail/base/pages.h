@@ -9,8 +9,8 @@ namespace dovetail {
 
 inline constexpr int64_t kPageBytes = 4096;
 
-// Zeroes bytes: `give_back(pages, bytes)` frees whole pages so that they read as zero, or returns false; what it does not
-// take is overwritten.
+// Zeroes bytes: `give_back(pages, bytes)` frees whole pages so that they read as zero, or returns false; what it does
+// not take is overwritten.
 template <class GiveBack>
 void zero_pages(std::byte* data, int64_t bytes, GiveBack&& give_back) {
   const auto address = reinterpret_cast<uintptr_t>(data);

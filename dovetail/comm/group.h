@@ -11,9 +11,10 @@
 // CommError the group can only be destroyed.
 //
 // Calls return at once; the memory named in a request belongs to the operation until wait() returns. Bytes move
-// without the caller, sums are taken in wait(). Handles may be waited for in any order, before their Group goes. One
-// thread at a time uses a Group and all that were split from the same world. Destroying a world while an exception
-// unwinds is a fail() to the other members; a world that is well takes leave of them, for at most the deadline.
+// without the caller (in shared memory: while their receiver is in any wait), sums are taken in wait(). Handles may be
+// waited for in any order, before their Group goes. One thread at a time uses a Group and all that were split from the
+// same world. Destroying a world while an exception unwinds is a fail() to the other members; a world that is well
+// takes leave of them, for at most the deadline.
 #pragma once
 
 #include <chrono>
@@ -63,7 +64,8 @@ struct ReduceScatter {
   float* output = nullptr;           // slices[rank].size() elements; may not overlap input
   bool accumulate = false;           // add to output instead of replacing it
   std::span<std::byte> scratch;      // reduce_scratch_bytes() bytes
-  // Hints. Much of the input was zeroed by SharedMemory::zero() and not written since: what no member wrote is not read.
+  // Hints. Much of the input was zeroed by SharedMemory::zero() and not written since: what no member wrote is not
+  // read.
   bool sparse = false;
   bool output_is_zero = false;       // and so is the output: it is not written there either
 };
@@ -136,6 +138,10 @@ class Group {
   // CommError that names it and the reason. Afterwards the group can only be destroyed. Never
   // throws, never blocks.
   virtual void fail(std::string_view reason) noexcept = 0;
+
+  // Time that this rank has spent waiting for others in wait() and in what blocks, of all groups of one world. A
+  // backend's own collectives (gloo_native, nccl) are not in it.
+  virtual std::chrono::nanoseconds blocked() const = 0;
 
   virtual const Counters& counters() const = 0;  // shared by all groups split from one world
 

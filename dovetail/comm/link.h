@@ -28,7 +28,8 @@ enum class Outcome {
 class Transfer {
  public:
   virtual ~Transfer() = default;
-  // Blocks until the outcome is known, at most until then. Bytes move without it. After `late` or `broken` the link
+  // Blocks until the outcome is known, at most until then. Bytes move without it, or while either side is in any wait
+  // of its link. After `late` or `broken` the link
   // may be unusable; other transfers can still be asked whether they were done before.
   virtual Outcome wait(Clock::time_point until) = 0;
 };

@@ -38,6 +38,7 @@ int P2PGroup::rank() const { return members_->rank; }
 std::span<const int> P2PGroup::global_ranks() const { return members_->ranks; }
 std::string P2PGroup::transport() const { return members_->world->transport(); }
 bool P2PGroup::needs_gather_buffer() const { return members_->size() > 1; }
+std::chrono::nanoseconds P2PGroup::blocked() const { return members_->world->blocked(); }
 const Counters& P2PGroup::counters() const { return members_->world->counters(); }
 std::chrono::milliseconds P2PGroup::deadline() const { return members_->world->deadline(); }
 void P2PGroup::fail(std::string_view reason) noexcept { members_->world->fail(reason); }

@@ -37,6 +37,7 @@ class P2PGroup : public Group {
   std::shared_ptr<P2PMembers> split_members(const std::vector<std::vector<int>>& groups);
   void fail(std::string_view reason) noexcept override;
   const Counters& counters() const override;
+  std::chrono::nanoseconds blocked() const override;
   std::chrono::milliseconds deadline() const override;
 
  protected:

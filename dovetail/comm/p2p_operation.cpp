@@ -165,7 +165,7 @@ void P2POperation::complete(Clock::time_point until) {
 
 void P2POperation::wait_headers(Clock::time_point until) {
   for (Peer& peer : peers_) {
-    const Outcome outcome = peer.header_receive->wait(until);
+    const Outcome outcome = world().await(*peer.header_receive, until);
     if (outcome == Outcome::late) fail_late(peer.member);
     require(outcome, peer.member);
     verify(peer);
@@ -173,13 +173,13 @@ void P2POperation::wait_headers(Clock::time_point until) {
 }
 
 void P2POperation::wait_receives(Clock::time_point until) {
-  for (Message& m : receives_) require(m.transfer->wait(until), m.member);
+  for (Message& m : receives_) require(world().await(*m.transfer, until), m.member);
   receives_.clear();
 }
 
 void P2POperation::wait_sends(Clock::time_point until) {
-  for (Peer& peer : peers_) require(peer.header_send->wait(until), peer.member);
-  for (Message& m : sends_) require(m.transfer->wait(until), m.member);
+  for (Peer& peer : peers_) require(world().await(*peer.header_send, until), peer.member);
+  for (Message& m : sends_) require(world().await(*m.transfer, until), m.member);
   sends_.clear();
 }
 

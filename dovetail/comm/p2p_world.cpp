@@ -19,6 +19,13 @@ P2PWorld::~P2PWorld() {
   }
 }
 
+Outcome P2PWorld::await(Transfer& transfer, Clock::time_point until) {
+  const auto start = Clock::now();
+  const Outcome outcome = transfer.wait(until);
+  blocked_ += Clock::now() - start;
+  return outcome;
+}
+
 void P2PWorld::check() const {
   if (failure_) throw *failure_;
 }

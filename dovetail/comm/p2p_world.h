@@ -29,6 +29,9 @@ class P2PWorld {
   Counters& counters() { return counters_; }
   const Counters& counters() const { return counters_; }
   std::chrono::milliseconds deadline() const { return deadline_; }
+  // Waits, and counts the time.
+  Outcome await(Transfer& transfer, Clock::time_point until);
+  std::chrono::nanoseconds blocked() const { return blocked_; }
 
   bool failed() const { return failure_.has_value(); }
   // Throws the CommError that ended this world, if one did.
@@ -61,6 +64,7 @@ class P2PWorld {
   const std::chrono::milliseconds deadline_;
   const int unwinding_;
   Counters counters_;
+  std::chrono::nanoseconds blocked_{0};
   std::vector<std::shared_ptr<void>> kept_;
   std::optional<CommError> failure_;
   std::vector<P2POperation*> staged_;

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/engine/trace.h"
 #include "dovetail/plan/degrees.h"
 #include "dovetail/plan/plan.h"
 #include "dovetail/storage/ledger.h"
@@ -37,10 +38,12 @@ struct Context {
   plan::GridPosition position;
   RankGroups ranks;
   HostAllocator allocator;
+  HostAllocator sparse_allocator{/*huge_pages=*/false};  // gradients of few rows
   std::unique_ptr<PeerAllocator> peer_allocator;  // null where the transport shares no memory
   Ledger ledger;
   std::unique_ptr<SlotPool> pool;
   int64_t steps = 0;  // optimizer steps done
+  std::shared_ptr<Trace> trace;  // while one is recorded
 
   const plan::Degrees& degrees() const { return plan.options.degrees; }
   // For what other ranks read: operands of reductions, fragments.

@@ -100,7 +100,8 @@ class EngineImpl {
     context_.ranks = make_rank_groups(std::move(world), context_.degrees());
     if (comm::SharedMemory* shared = context_.ranks.world->shared_memory())
       context_.peer_allocator = std::make_unique<PeerAllocator>(*shared);
-    context_.pool = std::make_unique<SlotPool>(context_.shared_allocator(), context_.ledger, plan::pool_slots(context_.plan));
+    context_.pool = std::make_unique<SlotPool>(context_.shared_allocator(), context_.ledger,
+                                               plan::pool_slots(context_.plan));
     runner_ = std::make_shared<Runner>(context_);
     adopt_parameters();
     stepper_ = std::make_unique<Stepper>(context_, *runner_, ops_, options_.norm, options_.seed);
@@ -298,6 +299,11 @@ const std::map<std::string, int64_t>& Engine::fragment_bytes_sent() const { retu
 std::map<std::string, int64_t> Engine::predicted_fragment_bytes() const {
   const engine_detail::UpdatePlan& update = impl_->stepper_->update();
   return plan::fragment_bytes(plan(), update.demands, update.owners, impl_->context_.rank());
+}
+
+void Engine::record_into(std::shared_ptr<Trace> trace) {
+  impl_->runner_->check_idle("record_into");
+  impl_->context_.trace = std::move(trace);
 }
 
 std::string Engine::owner_report() const {

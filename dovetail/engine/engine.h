@@ -32,6 +32,7 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/engine/trace.h"
 #include "dovetail/plan/bytes.h"
 #include "dovetail/plan/plan.h"
 #include "dovetail/storage/ledger.h"
@@ -135,6 +136,8 @@ class Engine {
   // Bytes of update fragments that this rank has sent so far, by field, and those of one step by the plan.
   const std::map<std::string, int64_t>& fragment_bytes_sent() const;
   std::map<std::string, int64_t> predicted_fragment_bytes() const;
+  // Records what this rank does from now on; null: no more. Between passes. The caller may add spans around them.
+  void record_into(std::shared_ptr<Trace> trace);
   // Who runs which unit of the update (plan::owner_report).
   std::string owner_report() const;
 

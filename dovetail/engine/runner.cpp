@@ -45,6 +45,7 @@ void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
   if (std::find(observed_.begin(), observed_.end(), g) == observed_.end()) observed_.push_back(g);
   runs_[g].used = true;
   gather_ahead(g, /*backward=*/false);
+  if (context_.trace) context_.trace->begin(Doing::compute, "forward " + title_of(g));
   if (!at::GradMode::is_enabled()) return;
   std::vector<at::Tensor*> differentiable;
   for (at::Tensor* t : inputs)
@@ -57,6 +58,7 @@ void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
 
 void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
   --depth_;
+  if (context_.trace) context_.trace->end();
   bool differentiable = false;
   for (at::Tensor* t : outputs) {
     if (!t->requires_grad()) continue;
@@ -68,8 +70,10 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
   if (differentiable) ++runs_[g].forward_uses;
   const bool training = at::GradMode::is_enabled();
   if (!all_gathered_ && !(training && plan::stays_gathered(context_.plan, g))) groups_[g]->release();
-  if (depth_ == 0 && !training && !in_backward_) {
-    if (!all_gathered_)
+  if (training && !in_backward_ && plan::gathers_in_backward(context_.plan, g)) unread_.push_back(g);
+  std::erase_if(unread_, [&](int64_t h) { return groups_[h]->drop_unread_shard(); });
+  if (depth_ == 0 && !in_backward_) {
+    if (!training && !all_gathered_)
       for (auto& group : groups_) group->release();
     end_pass();
   }
@@ -79,6 +83,21 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
 
 void Runner::forward_failed() noexcept {
   if (depth_ > 0) --depth_;
+  context_.trace.reset();  // its spans are of a pass that was broken off
+}
+
+std::string Runner::title_of(int64_t g) const {
+  const std::string& name = context_.plan.groups[g].name;
+  return name.empty() ? "root" : name;
+}
+
+// Of the spans of units' backward passes at most one is open, and nothing that began in it.
+void Runner::trace_backward(int64_t g) {
+  if (std::exchange(traced_backward_, g) >= 0 && context_.trace) context_.trace->end();
+  if (g >= 0 && context_.trace)
+    context_.trace->begin(Doing::compute, "backward " + title_of(g));
+  else
+    traced_backward_ = -1;
 }
 
 void Runner::register_accumulators() {
@@ -103,6 +122,7 @@ void Runner::register_accumulators() {
 // Brings the runtime shards up to the main weights. Over several ranks they vote first: any may have written its own.
 // Where shards share memory, those who may still read this rank's take part: once all have voted, none does.
 void Runner::refresh() {
+  const TraceScope traced(context_.trace.get(), Doing::wait, "refresh");
   bool stale = stale_ || exposed_;
   comm::Group& ranks = in_place_ ? *context_.ranks.main : *context_.ranks.refresh;
   if (ranks.size() > 1) {
@@ -128,7 +148,7 @@ void Runner::refresh() {
   stale_ = false;
   if (all_gathered_) {
     for (auto& group : groups_) group->release();
-    gather_all();
+    gather_groups();
   }
 }
 
@@ -136,6 +156,7 @@ void Runner::refresh() {
 void Runner::end_pass() {
   const plan::Format format = plan::format_named(context_.plan.options.format);
   if (!in_place_ || !format.is_plain(context_.plan.options.main)) return;
+  const TraceScope traced(context_.trace.get(), Doing::wait, "end of pass");
   comm::Identity id = context_.identity(comm::Phase::control, -1);
   id.label = "the end of a pass";
   context_.ranks.main->barrier(id);
@@ -176,6 +197,7 @@ void Runner::gather_ahead(int64_t g, bool backward) {
 void Runner::begin_backward() {
   if (in_backward_) return;
   in_backward_ = true;
+  unread_.clear();
   for (GroupRun& run : runs_) run.ready = run.reduced = run.contributed = run.gathered_backward = false;
   queue_ = reduce_order();
   next_ = 0;
@@ -188,8 +210,10 @@ void Runner::before_backward(int64_t g) {
   begin_backward();
   if (at::GradMode::is_enabled()) graph_wanted_ = true;
   if (!context_.plan.groups[g].backward_needs_parameters && !at::GradMode::is_enabled()) return;
+  trace_backward(-1);
   if (!root_is(g)) join_skipped_gathers(g);
   gather_ahead(g, /*backward=*/true);
+  if (!root_is(g)) trace_backward(g);
 }
 
 // Units between the last one and g that this rank's backward does not go through: other ranks' may,
@@ -206,6 +230,7 @@ void Runner::join_skipped_gathers(int64_t g) {
 }
 
 void Runner::after_backward(int64_t g) {
+  if (traced_backward_ == g) trace_backward(-1);
   GroupRun& run = runs_[g];
   if (run.forward_uses > 0) --run.forward_uses;
   if (graph_wanted_ || after_graph_) return;
@@ -265,6 +290,7 @@ void Runner::advance_reductions(bool last) {
 }
 
 void Runner::launch_reduction(int64_t g) {
+  const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce", title_of(g));
   const size_t limit = std::max(1, context_.plan.options.pending_reductions);
   finish_reductions(limit - 1);
   groups_[g]->start_reduce(sync_);
@@ -287,6 +313,8 @@ void Runner::trim_pool() {
 }
 
 void Runner::finish_reductions(size_t left) {
+  if (in_flight_.size() <= left) return;
+  const TraceScope traced(context_.trace.get(), Doing::reduce, "finish reductions");
   while (in_flight_.size() > left) {
     groups_[in_flight_.front()]->finish_reduce();
     in_flight_.pop_front();
@@ -294,11 +322,13 @@ void Runner::finish_reductions(size_t left) {
 }
 
 void Runner::end_backward() {
+  trace_backward(-1);
   in_backward_ = false;
   if (std::exchange(graph_wanted_, false)) {
     for (int64_t g = 0; g < std::ssize(groups_); ++g)
       if (runs_[g].contributed) failed_ = true;
     after_graph_ = true;
+    end_pass();
     return;  // the graph reads the gathered parameters; the next plain backward or forward releases them
   }
   failed_ = true;  // until all has gone well
@@ -352,6 +382,10 @@ void Runner::gather_all() {
   check_idle("gather_all");
   if (stale_ || exposed_) refresh();
   all_gathered_ = true;
+  gather_groups();
+}
+
+void Runner::gather_groups() {
   for (auto& group : groups_) {
     if (group->residence() == Residence::released) group->start_gather(/*backward=*/false);
     group->finish_gather();
@@ -362,6 +396,7 @@ void Runner::release_all() {
   check_idle("release_all");
   all_gathered_ = false;
   for (auto& group : groups_) group->release();
+  end_pass();
   // More was gathered at once than a step ever does.
   if (context_.pool->in_use() == 0) context_.pool->restore(plan::pool_slots(context_.plan));
 }

@@ -64,6 +64,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   bool root_is(int64_t group) const { return group == std::ssize(groups_) - 1; }
   void refresh();
   void end_pass();
+  void gather_groups();
   void register_accumulators();
   void cast_inputs(std::span<at::Tensor* const> inputs) const;
   void gather_ahead(int64_t group, bool backward);
@@ -76,6 +77,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void launch_reduction(int64_t group);
   void finish_reductions(size_t left);
   void trim_pool();
+  std::string title_of(int64_t group) const;
+  void trace_backward(int64_t group);  // from here on; -1: none
   void audit() const;
 
   struct GroupRun {
@@ -102,9 +105,11 @@ class Runner : public std::enable_shared_from_this<Runner> {
   bool after_graph_ = false;           // the last one did: gradients may now arrive in any order
   bool all_gathered_ = false;          // gather_all()
   bool failed_ = false;
+  int64_t traced_backward_ = -1;       // the unit whose backward span is open
   std::vector<int64_t> queue_;         // reduce order of this backward
   size_t next_ = 0;                    // in queue_
   std::deque<int64_t> in_flight_;
+  std::vector<int64_t> unread_;        // released in this forward pass; other ranks may still read them
 };
 
 }  // namespace dovetail::engine_detail

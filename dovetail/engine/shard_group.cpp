@@ -8,7 +8,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/math.h"
-#include "dovetail/comm/tree_sum.h"
+#include "dovetail/engine/slices.h"
 #include "dovetail/numerics/bf16.h"
 #include "dovetail/plan/schedule.h"
 
@@ -16,24 +16,12 @@ namespace dovetail::engine_detail {
 namespace {
 
 constexpr int64_t kFloat = 4;
+constexpr int64_t kCacheLine = 64;
 
 ShardChain chain_of(const Context& context, const SegmentLayout& layout, const Placement& placement) {
   const plan::GridPosition& p = context.position;
   return ShardChain(layout, placement, plan::zero3_shard(context.degrees(), p), plan::zero2_shard(context.degrees(), p),
                     plan::zero1_shard(context.degrees(), p));
-}
-
-std::vector<Interval> even_slices(int64_t count, int64_t each) {
-  std::vector<Interval> slices;
-  for (int64_t k = 0; k < count; ++k) slices.push_back({k * each, (k + 1) * each});
-  return slices;
-}
-
-// Zero1 intervals that make up one coarser shard, as seen from its start.
-std::vector<Interval> zero1_slices(const SegmentLayout& layout, int64_t first_shard, int64_t count, int64_t origin) {
-  std::vector<Interval> slices;
-  for (int64_t j = 0; j < count; ++j) slices.push_back(layout.zero1_interval(first_shard + j).shifted(-origin));
-  return slices;
 }
 
 }  // namespace
@@ -83,15 +71,20 @@ void ShardGroup::lay_out() {
       segments_.push_back(std::move(s));
     }
   }
+  HostAllocator& own = planned().backward_needs_parameters ? context_.allocator : context_.sparse_allocator;
   auto allocate = [&](int64_t bytes, Role role, bool peers_read = false) {
-    return Buffer(peers_read ? context_.shared_allocator() : context_.allocator, context_.ledger, bytes, role);
+    const bool shared = peers_read && context_.peer_allocator;
+    return Buffer(shared ? context_.shared_allocator() : own, context_.ledger, bytes, role);
   };
   if (in_place) {
     comm::Group& ranks = *context_.ranks.gather;
     DT_CHECK(!ranks.needs_gather_buffer(), "the plan's hosts of {} ranks are not the transport's",
              context_.plan.options.host_ranks);
-    auto shards = ranks.allocate_together(whole, context_.identity(comm::Phase::control, index_));
+    // Behind the shards, a count for each rank.
+    const int64_t counts = round_up(whole, kCacheLine), count_bytes = whole > 0 ? kCacheLine * ranks.size() : 0;
+    auto shards = ranks.allocate_together(counts + count_bytes, context_.identity(comm::Phase::control, index_));
     std::byte* data = shards.get();
+    released_ = data ? data + counts : nullptr;
     runtime_ = Buffer(Memory{std::move(shards), data, whole}, context_.ledger, runtime, Role::runtime);
   } else {
     runtime_ = allocate(runtime, Role::runtime, true);
@@ -147,8 +140,8 @@ void ShardGroup::encode_into(const GroupSegment& s, std::byte* zero3_shard) {
   context_.ledger.copied(CopyReason::encode, s.main.size() * 2);
 }
 
-// Where each rank's zero3 shard is its own zero1 shard in another dtype, it exists from the first gather that wants it to
-// the last that does in a step.
+// Where each rank's zero3 shard is its own zero1 shard in another dtype, it exists from a gather that wants it until
+// all ranks have released that.
 bool ShardGroup::encodes_into_place() const {
   const plan::Degrees& d = context_.degrees();
   return plan::shares_memory(context_.plan, plan::RankGroup::gather) && d.zero1 == d.zero3 && !empty() &&
@@ -160,6 +153,7 @@ void ShardGroup::encode() {
     encoded_ = false;
     return;
   }
+  const TraceScope traced(context_.trace.get(), Doing::encode, "encode", title());
   for (const GroupSegment& s : segments_) {
     if (s.format.is_plain(context_.plan.options.main)) continue;
     if (!plan::encodes_at_gather(context_.plan, s.format)) encode_into(s, runtime_.data() + s.runtime_offset[0]);
@@ -189,8 +183,11 @@ comm::WorkHandle ShardGroup::start_refresh() {
 void ShardGroup::start_gather(bool backward) {
   DT_CHECK(residence_ == Residence::released, "{} is gathered already", title());
   residence_ = Residence::gathering;
-  if (encodes_into_place() && !std::exchange(encoded_, true))
+  ++gathers_;
+  if (encodes_into_place() && !std::exchange(encoded_, true)) {
+    const TraceScope traced(context_.trace.get(), Doing::encode, "encode", title());
     for (const GroupSegment& s : segments_) encode_into(s, runtime_.data() + s.runtime_offset[0]);
+  }
   gathered_.clear();
   gathered_segment_.clear();
   comm::Group& ranks = *context_.ranks.gather;
@@ -211,6 +208,7 @@ void ShardGroup::start_gather(bool backward) {
       if (plan::encodes_at_gather(context_.plan, s.format) && !empty()) {
         DT_CHECK(plane.whole != nullptr && s.format.planes.size() == 1, "nowhere to encode {}", title());
         std::byte* own = plane.whole + plane.slices[ranks.rank()].begin;
+        const TraceScope traced(context_.trace.get(), Doing::encode, "encode", title());
         encode_into(s, own);
         plane.shard = own;
       }
@@ -231,7 +229,10 @@ void ShardGroup::start_gather(bool backward) {
 void ShardGroup::finish_gather() {
   if (residence_ == Residence::gathered) return;
   DT_CHECK(residence_ == Residence::gathering, "{} was not being gathered", title());
-  if (gather_work_) std::exchange(gather_work_, nullptr)->wait();
+  if (gather_work_) {
+    const TraceScope traced(context_.trace.get(), Doing::wait, "gather", title());
+    std::exchange(gather_work_, nullptr)->wait();
+  }
   for (size_t i = 0; i < gathered_.size(); ++i) segments_[gathered_segment_[i]].storage->bind(gathered_[i]);
   residence_ = Residence::gathered;
 }
@@ -242,175 +243,30 @@ void ShardGroup::release() {
   unbind_all();
   gather_slot_.reset();
   residence_ = Residence::released;
+  if (released_) released_by(context_.ranks.gather->rank()).store(gathers_, std::memory_order_release);
+}
+
+std::atomic<uint64_t>& ShardGroup::released_by(int member) const {
+  return *reinterpret_cast<std::atomic<uint64_t>*>(released_ + member * kCacheLine);
+}
+
+// A rank reads this one's shard only between a gather that both have come to and its release of it.
+bool ShardGroup::drop_unread_shard() {
+  if (!encodes_into_place() || !encoded_ || residence_ != Residence::released) return true;
+  for (int m = 0; m < context_.ranks.gather->size(); ++m)
+    if (released_by(m).load(std::memory_order_acquire) < gathers_) return false;
+  drop_shard();
+  return true;
+}
+
+void ShardGroup::drop_shard() {
+  encoded_ = false;
+  for (const GroupSegment& s : segments_)
+    context_.peer_allocator->zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
 }
 
 void ShardGroup::unbind_all() {
   for (GroupSegment& s : segments_) s.storage->unbind();
-}
-
-void ShardGroup::open_gradient() {
-  DT_CHECK(gradient_state_ == GradientState::closed, "the gradient of {} is open already", title());
-  // Kernels write the shard itself where it is the whole gradient in their format and holds nothing of this step yet.
-  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ &&
-            std::all_of(segments_.begin(), segments_.end(),
-                        [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
-  if (!direct_) gradient_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).gradient);
-  for (GroupParameter& p : parameters_) p.contributions = 0;
-  sparse_ = false;
-  gradient_state_ = GradientState::open;
-}
-
-std::byte* ShardGroup::written_at(const GroupParameter& p) const {
-  const GroupSegment& s = segments_[p.segment];
-  std::byte* base = direct_ ? gradient_.data() + s.gradient_offset : gradient_slot_.data() + s.slot_offset;
-  return base + p.placement.offset * size_of(s.format.gradient);
-}
-
-at::Tensor ShardGroup::contribution(GroupParameter& p, bool few_rows, bool& fresh) {
-  if (gradient_state_ == GradientState::reducing) finish_reduce();
-  if (gradient_state_ == GradientState::closed) open_gradient();
-  fresh = p.contributions++ == 0;
-  p.contributed = true;
-  if (fresh && few_rows) {
-    zero_written(p);
-    fresh = false;
-    sparse_ = true;
-  }
-  return tensor_at(written_at(p), p.leaf.sizes(), segments_[p.segment].format.gradient);
-}
-
-void ShardGroup::zero_written(const GroupParameter& p) {
-  const int64_t bytes = p.placement.numel * size_of(segments_[p.segment].format.gradient);
-  if (direct_)
-    gradient_.zero(written_at(p), bytes);
-  else
-    gradient_slot_.zero(written_at(p), bytes);
-}
-
-void ShardGroup::zero_missing() {
-  for (const GroupParameter& p : parameters_)
-    if (p.contributions == 0) zero_written(p);
-}
-
-void ShardGroup::accumulate_slot() {
-  const int self = 0;
-  const comm::SumTree tree(std::span<const int>(&self, 1));
-  for (const GroupSegment& s : segments_) {
-    const std::byte* input = gradient_slot_.data() + s.slot_offset;
-    auto* output = reinterpret_cast<float*>(accumulator_.data() + s.accumulator_offset);
-    tree.sum(std::span(&input, 1), s.format.gradient, {output, static_cast<size_t>(s.layout->size())},
-             accumulator_valid_);
-  }
-  accumulator_valid_ = true;
-  gradient_slot_.reset();
-}
-
-void ShardGroup::start_reduce(bool sync) {
-  if (gradient_state_ == GradientState::closed) open_gradient();
-  DT_CHECK(gradient_state_ == GradientState::open, "the gradient of {} is being reduced already", title());
-  zero_missing();
-  if (direct_) {
-    gradient_state_ = GradientState::reducing;
-    return;
-  }
-  const bool local = plan::accumulates_locally(context_.plan);
-  if (local) accumulate_slot();
-  if (local && !sync) {
-    gradient_state_ = GradientState::closed;
-    return;
-  }
-  comm::Group& ranks = *context_.ranks.reduce;
-  // The plan foresees what our own collectives need; a backend's may want more.
-  int64_t wanted = 0, scratch = 0;
-  for (const GroupSegment& s : segments_)
-    wanted += ranks.reduce_scratch_bytes(local ? DType::f32 : s.format.gradient,
-                                         even_slices(ranks.size(), s.layout->shard2));
-  wanted = std::max(wanted, plan::slot_bytes(context_.plan, index_).scratch);
-  if (wanted > 0) scratch_slot_ = context_.pool->acquire(wanted);
-  for (const GroupSegment& s : segments_) {
-    comm::ReduceScatter request;
-    request.dtype = local ? DType::f32 : s.format.gradient;
-    request.input = local ? accumulator_.data() + s.accumulator_offset : gradient_slot_.data() + s.slot_offset;
-    request.slices = even_slices(ranks.size(), s.layout->shard2);
-    request.output = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
-    request.accumulate = gradient_valid_;
-    request.sparse = sparse_ && !local;
-    request.output_is_zero = !gradient_valid_ && !gradient_spent_;
-    const int64_t bytes = ranks.reduce_scratch_bytes(request.dtype, request.slices);
-    DT_CHECK_LE(scratch + bytes, scratch_slot_.bytes());
-    request.scratch = {scratch_slot_.data() + scratch, static_cast<size_t>(bytes)};
-    scratch += bytes;
-    reduce_work_.push_back(ranks.reduce_scatter(request, context_.identity(comm::Phase::reduce, index_)));
-  }
-  gradient_state_ = GradientState::reducing;
-}
-
-void ShardGroup::finish_reduce() {
-  DT_CHECK(gradient_state_ == GradientState::reducing, "the gradient of {} is not being reduced", title());
-  for (comm::WorkHandle& work : reduce_work_) work->wait();
-  reduce_work_.clear();
-  gradient_slot_.reset();
-  scratch_slot_.reset();
-  gradient_valid_ = true;
-  accumulator_valid_ = false;
-  gradient_state_ = GradientState::closed;
-  // All ranks have come to this reduction, so none reads this rank's runtime shard any more; the next gather encodes it.
-  if (encodes_into_place() && residence_ == Residence::released && std::exchange(encoded_, false))
-    for (const GroupSegment& s : segments_)
-      context_.peer_allocator->zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
-}
-
-void ShardGroup::reduce_main() {
-  if (!gradient_valid_ || empty()) return;
-  const plan::Degrees& d = context_.degrees();
-  comm::Group& parts = *context_.ranks.reduce_main;
-  comm::Group& replicas = *context_.ranks.replica;
-  const int64_t zero2 = plan::zero2_shard(d, context_.position);
-  for (const GroupSegment& s : segments_) {
-    auto* shard = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
-    float* main = shard;
-    if (parts.size() > 1) {
-      main = reinterpret_cast<float*>(main_gradient_.data() + s.main_gradient_offset);
-      comm::ReduceScatter request;
-      request.input = reinterpret_cast<const std::byte*>(shard);
-      request.slices =
-          zero1_slices(*s.layout, zero2 * parts.size(), parts.size(), s.layout->zero2_interval(zero2).begin);
-      request.output = main;
-      const int64_t bytes = parts.reduce_scratch_bytes(DType::f32, request.slices);
-      SlotPool::Slot scratch;
-      if (bytes > 0) scratch = context_.pool->acquire(bytes);
-      request.scratch = {scratch.data(), static_cast<size_t>(bytes)};
-      parts.reduce_scatter(request, context_.identity(comm::Phase::reduce_main, index_))->wait();
-    }
-    if (replicas.size() > 1) {
-      const int64_t bytes = replicas.all_reduce_scratch_bytes(s.main.size());
-      SlotPool::Slot scratch = context_.pool->acquire(bytes);
-      replicas
-          .all_reduce({main, static_cast<size_t>(s.main.size())}, {scratch.data(), static_cast<size_t>(bytes)},
-                      context_.identity(comm::Phase::reduce_main, index_))
-          ->wait();
-    }
-  }
-}
-
-void ShardGroup::drop_gradient() {
-  if (gradient_state_ == GradientState::reducing) finish_reduce();
-  gradient_slot_.reset();
-  gradient_state_ = GradientState::closed;
-  gradient_spent_ |= gradient_valid_ || accumulator_valid_;
-  gradient_valid_ = accumulator_valid_ = false;
-  for (GroupParameter& p : parameters_) {
-    p.contributions = 0;
-    p.contributed = false;
-  }
-}
-
-void ShardGroup::discard_spent_gradient() {
-  if (!gradient_spent_ || gradient_valid_ || accumulator_valid_) return;
-  gradient_.zero();
-  main_gradient_.zero();
-  accumulator_.zero();
-  gradient_spent_ = false;
 }
 
 std::byte* ShardGroup::main_at(const GroupParameter& p) const {

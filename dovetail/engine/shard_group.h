@@ -10,6 +10,7 @@
 // Whole runtime parameters and gradients as kernels write them lie in slots of the pool while they are needed.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -73,6 +74,8 @@ class ShardGroup {
   void start_gather(bool backward);  // released -> gathering
   void finish_gather();              // gathering -> gathered
   void release();                    // gathered or gathering -> released
+  // Gives an encoded shard's pages back until the next gather, once no rank reads it any more; false: some still may.
+  bool drop_unread_shard();
 
   // The place of the parameter's next contribution, as ops::GradientSink has it; opens the gradient.
   at::Tensor contribution(GroupParameter& parameter, bool few_rows, bool& fresh);
@@ -106,6 +109,9 @@ class ShardGroup {
   void lay_out();
   void encode_into(const GroupSegment& segment, std::byte* zero3_shard);  // this rank's zero1 part
   bool encodes_into_place() const;
+  void drop_shard();
+  // In memory that the ranks share: how many gathers of this group the member has released.
+  std::atomic<uint64_t>& released_by(int member) const;
   void bind(const std::vector<const std::byte*>& planes);
   std::byte* written_at(const GroupParameter& p) const;  // where the open gradient is written
   void zero_written(const GroupParameter& p);
@@ -121,6 +127,8 @@ class ShardGroup {
   Buffer runtime_, main_, gradient_, main_gradient_, accumulator_;
 
   Residence residence_ = Residence::released;
+  uint64_t gathers_ = 0;                // begun so far, the same on all ranks that gather together
+  std::byte* released_ = nullptr;       // see released_by(); null where they share no memory
   SlotPool::Slot gather_slot_;
   comm::WorkHandle gather_work_;
   std::vector<const std::byte*> gathered_;

@@ -59,6 +59,7 @@ Stepper::Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions no
 }
 
 ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
+  const TraceScope traced(context_.trace.get(), Doing::update, "norm");
   auto& groups = runner_.groups();
   StepMessage message;
   message.contributed.resize(context_.plan.tensors.size());
@@ -94,7 +95,10 @@ ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
 
 StepResult Stepper::step(float lr, double grad_scale) {
   runner_.check_idle("step");
-  for (auto& group : runner_.groups()) group->reduce_main();
+  {
+    const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce main gradients");
+    for (auto& group : runner_.groups()) group->reduce_main();
+  }
   std::vector<bool> contributed;
   const ClipResult clip = measure(grad_scale, contributed);
   StepResult result{
@@ -125,6 +129,7 @@ bool Stepper::updates(size_t batch, int64_t parameter, const std::vector<bool>& 
 // Three batches are under way at a time: one's fragments arrive and one's results go back while one
 // is computed.
 void Stepper::update(const StepContext& step, const std::vector<bool>& takes_part) {
+  const TraceScope traced(context_.trace.get(), Doing::update, "update");
   std::fill(next_op_.begin(), next_op_.end(), 0);
   unfinished_ = 0;
   const auto& batches = update_.batches;

@@ -252,7 +252,8 @@ bool shares_memory(const Plan& plan, RankGroup kind) {
 
 bool encodes_at_gather(const Plan& plan, const Format& format) {
   const Degrees& d = plan.options.degrees;
-  return d.zero3 > 1 && !shares_memory(plan, RankGroup::gather) && d.zero1 == d.zero3 && !format.is_plain(plan.options.main);
+  return d.zero3 > 1 && d.zero1 == d.zero3 && !shares_memory(plan, RankGroup::gather) &&
+         !format.is_plain(plan.options.main);
 }
 
 bool accumulates_locally(const Plan& plan) { return plan.options.local_accumulation && plan.options.degrees.zero2 > 1; }

@@ -23,7 +23,8 @@ Memory HostAllocator::allocate(int64_t bytes, Role role) {
   void* p = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED)
     raise<StateError>("storage: no memory for {} bytes of {}: {}", bytes, name_of(role), std::strerror(errno));
-  if (mapped >= kHugePage) ::madvise(p, mapped, MADV_HUGEPAGE);  // advice only: without huge pages all is the same
+  // Advice only: without huge pages all is the same.
+  if (mapped >= kHugePage) ::madvise(p, mapped, huge_pages_ ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   std::shared_ptr<void> owner(p, [mapped](void* q) { ::munmap(q, mapped); });
   return {std::move(owner), static_cast<std::byte*>(p), bytes};
 }

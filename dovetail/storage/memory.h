@@ -31,8 +31,13 @@ class Allocator {
 // system has them, since gradient shards are given back and touched again every step.
 class HostAllocator : public Allocator {
  public:
+  // huge_pages false: for what is written here and there, which would touch them all.
+  explicit HostAllocator(bool huge_pages = true) : huge_pages_(huge_pages) {}
   Memory allocate(int64_t bytes, Role role) override;
   void zero(std::byte* data, int64_t bytes) noexcept override;
+
+ private:
+  const bool huge_pages_;
 };
 
 // One allocation of a role, entered in the ledger for as long as it exists. The allocator and ledger must outlive it.

@@ -94,8 +94,8 @@ struct ShardConfig {
 };
 
 struct CommConfig {
-  // "auto": ranks of a host read one another's memory where they can, c10d (Gloo) carries the rest; "peer": the same, or
-  // an error; "c10d"; "gloo_native": Gloo's own collectives, for comparison
+  // "auto": ranks of a host read one another's memory where they can, c10d (Gloo) carries the rest; "peer": the same,
+  // or an error; "c10d"; "gloo_native": Gloo's own collectives, for comparison
   std::string backend = "auto";
   int64_t ranks_per_host = 0;  // ranks 0..n-1 count as one host, and so on; 0: as the machines are
   std::string

@@ -34,6 +34,7 @@ std::vector<std::string> rank_command(const TrainCommand& command, const std::st
   for (const std::string& o : command.overrides) words.insert(words.end(), {"--set", o});
   if (command.resume) words.emplace_back("--resume");
   if (command.evaluate) words.emplace_back("--eval");
+  if (command.trace) words.emplace_back("--trace");
   return words;
 }
 
@@ -67,6 +68,7 @@ int run_rank(const Config& config, const TrainCommand& command, const LaunchInfo
   const std::shared_ptr<comm::Group> world = make_job_world(job, config.comm);
   TrainingRun run(config, world);
   prepare(config, command, *world);
+  if (command.trace) run.trace_steps();
   const bool resumed = (command.resume || command.evaluate) && run.resume();
   if (!command.evaluate) {
     run.train(&stop);

@@ -18,6 +18,7 @@ struct TrainCommand {
   std::vector<std::string> overrides;  // --set
   bool resume = false;
   bool evaluate = false;  // --eval
+  bool trace = false;     // --trace
 };
 
 // Joins the job that a launcher's variables describe; without any starts local ranks:

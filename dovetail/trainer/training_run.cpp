@@ -15,11 +15,14 @@
 #include "dovetail/trainer/html.h"
 #include "dovetail/trainer/report.h"
 #include "dovetail/trainer/run_setup.h"
+#include "dovetail/trainer/trace_report.h"
 
 namespace dovetail::trainer {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr int64_t kTracedSteps = 10;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -151,12 +154,13 @@ void TrainingRun::train(const StopSignal* stop) {
   }
   bool stopped = false;
   while (progress_.step < config_.train.steps && !stopped) {
-    stopped = train_one_step(stop).stop;
+    stopped = (traced_ ? train_traced_step(stop) : train_one_step(stop)).stop;
     const bool last = progress_.step == config_.train.steps;
     if (due(config_.train.validate_every, progress_.step) && !last && !stopped) validate_now();
     if (due(config_.checkpoint.every, progress_.step) && !last && !stopped) begin_checkpoint();
     note(checkpoints_->poll());
   }
+  finish_trace();
   if (!stopped && data_->validation.samples() > 0) validate_now();
   if (saved_step_ != progress_.step) begin_checkpoint();
   note(checkpoints_->finish());
@@ -168,6 +172,38 @@ void TrainingRun::train(const StopSignal* stop) {
                     progress_.step, config_.train.steps));
   say(fmt::format("trained {} steps in {}; report: {}/report.html", progress_.step,
                   human_seconds(training_seconds_), folder_));
+}
+
+StepReport TrainingRun::train_traced_step(const StopSignal* stop) {
+  if (*traced_ < 0) {
+    ++*traced_;
+    return train_one_step(stop);
+  }
+  if (!trace_) {
+    world_->barrier({.label = "trace"});  // a common start, on all hosts
+    trace_ = std::make_shared<Trace>([this] { return static_cast<int64_t>(world_->blocked().count()); });
+  }
+  engine_->record_into(trace_);
+  const StepReport report = [&] {
+    const TraceScope traced(trace_.get(), Doing::compute, "step", std::to_string(progress_.step + 1));
+    return train_one_step(stop);
+  }();
+  engine_->record_into(nullptr);
+  if (++*traced_ == kTracedSteps) finish_trace();
+  return report;
+}
+
+void TrainingRun::finish_trace() {
+  if (trace_) {
+    const TraceReport report = report_trace(*trace_, *traced_, *world_);
+    if (leads()) {
+      write_file(folder_ + "/trace.json", report.json);
+      write_file(folder_ + "/trace.txt", report.table);
+      say(fmt::format("trace: {}/trace.json\n{}", folder_, report.table));
+    }
+  }
+  trace_.reset();
+  traced_.reset();
 }
 
 StepReport TrainingRun::train_one_step(const StopSignal* stop) {

@@ -11,6 +11,7 @@
 
 #include "dovetail/comm/group.h"
 #include "dovetail/engine/engine.h"
+#include "dovetail/engine/trace.h"
 #include "dovetail/models/common/model.h"
 #include "dovetail/trainer/config.h"
 #include "dovetail/trainer/dataset.h"
@@ -35,6 +36,9 @@ class TrainingRun {
   // checkpoint, report and, at the end, a sample. Throws StateError for a loss that is not finite
   // unless the configuration says to skip the step. Collective.
   void train(const StopSignal* stop);
+  // Records ten steps of the training to come, after two that are not: trace.json and trace.txt in the run's folder,
+  // and a table in the log.
+  void trace_steps() { traced_ = -2; }
   // Validation loss of the weights as they are. Collective.
   ValidationResult evaluate();
   bool is_text() const;  // tokens are bytes
@@ -52,6 +56,8 @@ class TrainingRun {
   void note(const std::optional<SavedCheckpoint>& saved);
   std::string generate_sample();
   void write_report(const std::string& sample);
+  StepReport train_traced_step(const StopSignal* stop);
+  void finish_trace();  // after the last step that is recorded
   bool leads() const { return world_->rank() == 0; }
 
   const Config config_;
@@ -70,6 +76,8 @@ class TrainingRun {
   int64_t saved_step_ = -1;
   std::optional<ValidationResult> last_validation_;
   double training_seconds_ = 0;
+  std::shared_ptr<Trace> trace_;
+  std::optional<int64_t> traced_;  // steps in it; negative: before it; empty: none is wanted
 };
 
 }  // namespace dovetail::trainer

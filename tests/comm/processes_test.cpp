@@ -57,7 +57,9 @@ void check_survivors(const std::string& transport, int victim, int number, std::
 TEST_P(Processes, AKilledRankIsNamedByAll) { check_survivors(GetParam(), 3, SIGKILL, 30s, 10s); }
 TEST_P(Processes, TheKilledHolderOfTheStoreIsNamedByAll) { check_survivors(GetParam(), 0, SIGKILL, 30s, 10s); }
 TEST_P(Processes, AStoppedRankIsNamedByAllWithinTheDeadline) { check_survivors(GetParam(), 2, SIGSTOP, 3s, 9s); }
-TEST_P(Processes, TheStoppedHolderOfTheStoreIsNamedByAllWithinTheDeadline) { check_survivors(GetParam(), 0, SIGSTOP, 3s, 9s); }
+TEST_P(Processes, TheStoppedHolderOfTheStoreIsNamedByAllWithinTheDeadline) {
+  check_survivors(GetParam(), 0, SIGSTOP, 3s, 9s);
+}
 
 TEST_P(Processes, ARankThatThrowsIsNamedWithItsReason) {
   RankProcesses ranks(GetParam(), "throw", 4, 30s);
@@ -114,10 +116,11 @@ TEST(PeerProcesses, ARankKilledAtAnyMomentEndsTheOthers) {
   for (int round = 0; round < rounds; ++round) {
     const int victim = static_cast<int>(random() % 3), number = random() % 4 == 0 ? SIGSTOP : SIGKILL;
     const auto moment = std::chrono::microseconds(random() % 400'000);
-    SCOPED_TRACE(testing::Message() << "round " << round << ": rank " << victim << " gets signal " << number << " after "
-                                    << moment.count() << " us");
+    SCOPED_TRACE(testing::Message() << "round " << round << ": rank " << victim << " gets signal " << number
+                                    << " after " << moment.count() << " us");
     RankProcesses ranks(random() % 2 ? "peer" : "hosts", "loop", 4, 4s);
-    for (int r = 0; r < 4; ++r) ASSERT_TRUE(ranks.wait_for_output(r, "running", kStart)) << r << ": " << ranks.output(r);
+    for (int r = 0; r < 4; ++r)
+      ASSERT_TRUE(ranks.wait_for_output(r, "running", kStart)) << r << ": " << ranks.output(r);
     std::this_thread::sleep_for(moment);
     ranks.signal(victim, number);
     for (int r = 0; r < 4; ++r) {

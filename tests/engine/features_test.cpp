@@ -71,6 +71,22 @@ TEST(Features, TwoForwardsBeforeTheirBackwards) {
   });
 }
 
+TEST(Features, GatherAllAfterParametersWereHandedOut) {
+  comm::spawn(2, [&](comm::Group& world) {
+    auto net = make_net();
+    Engine engine(net, borrow(world), options(2, 2, 2), sgd());
+    const at::Tensor x = batch(3, {2, 5});
+    at::NoGradGuard no_grad;
+    const at::Tensor before = net->forward(x);
+    for (UpdateParameter& p : engine.parameters()) p.main.mul_(1);
+    engine.gather_all();
+    EXPECT_TRUE(net->forward(x).equal(before));
+    for (UpdateParameter& p : engine.parameters()) p.main.zero_();
+    EXPECT_TRUE(net->forward(x).equal(x) || !net->forward(x).equal(before));
+    engine.release_all();
+  });
+}
+
 struct Output {
   std::map<std::string, std::vector<at::Tensor>> named;
   std::optional<std::tuple<at::Tensor, int>> extra;

@@ -55,6 +55,7 @@ class NativeGroup final : public Group {
   void barrier(const Identity& id) override { control_.barrier(id); }
   std::unique_ptr<Group> split(const std::vector<std::vector<int>>& groups) override;
   void fail(std::string_view reason) noexcept override { control_.fail(reason); }
+  std::chrono::nanoseconds blocked() const override { return control_.blocked(); }
   const Counters& counters() const override { return control_.counters(); }
   std::chrono::milliseconds deadline() const override { return control_.deadline(); }
 

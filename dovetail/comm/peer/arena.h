@@ -44,8 +44,8 @@ class Arena final : public SharedMemory, public std::enable_shared_from_this<Are
 
   std::shared_ptr<std::byte> allocate(int64_t bytes) override;
   void zero(std::byte* data, int64_t bytes) noexcept override;
-  // The runs of [offset, offset + bytes) that were written since they were last zeroed or new, page by page; relative to
-  // offset, ascending. Whether they lie in memory or were paged out.
+  // The runs of [offset, offset + bytes) that were written since they were last zeroed or new, page by page; relative
+  // to offset, ascending. Whether they lie in memory or were paged out.
   std::vector<Interval> written(int64_t offset, int64_t bytes) const;
 
   // A region that `users` ranks release with release_region(); its space is used again once all have.

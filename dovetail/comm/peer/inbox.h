@@ -12,7 +12,7 @@
 namespace dovetail::comm {
 
 inline constexpr int kSlots = 128;        // messages of one pair that are not taken yet; more wait at their sender
-inline constexpr int kInlineBytes = 424;  // payload that travels in its slot: headers, votes, the message of a step
+inline constexpr int kInlineBytes = 480;  // payload that travels in its slot: headers, votes, the message of a step
 
 enum class SlotState : uint32_t { free, posted, taken };
 
@@ -26,7 +26,7 @@ struct alignas(64) MessageSlot {
 
   static constexpr int32_t kInline = -1;
 };
-static_assert(std::atomic<SlotState>::is_always_lock_free);
+static_assert(std::atomic<SlotState>::is_always_lock_free && sizeof(MessageSlot) == 512);
 
 struct alignas(64) Channel {
   std::atomic<uint64_t> posted;  // messages so far

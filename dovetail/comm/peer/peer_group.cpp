@@ -14,7 +14,7 @@
 namespace dovetail::comm {
 namespace {
 
-constexpr uint32_t kSetupTag = (1u << 29) + 1;  // above all groups' header tags, below payload tags; + 1 of a farewell's
+constexpr uint32_t kSetupTag = (1u << 29) + 1;  // beside that of a farewell (c10d/backend_link.cpp)
 
 // Every rank's value of a plain type, over a link that no group uses yet.
 template <class T>
@@ -62,6 +62,9 @@ int run_length(const std::vector<ArenaHandle>& handles) {
 // The bytes of an error that one rank tells all others; empty for none.
 struct Word {
   char text[512] = {};
+  void say(const char* what) {
+    if (text[0] == '\0') std::strncpy(text, what, sizeof(text) - 1);
+  }
 };
 
 }  // namespace
@@ -74,7 +77,8 @@ PeerGroup::PeerGroup(std::shared_ptr<P2PMembers> members, std::shared_ptr<Peers>
                    std::ranges::all_of(members_->ranks, [&](int r) { return peers_->local(r); })) {}
 
 std::shared_ptr<std::byte> PeerGroup::allocate_together(int64_t bytes, const Identity& id) {
-  if (!addressable_) return members_->size() == 1 ? peers_->mine().allocate(bytes) : Group::allocate_together(bytes, id);
+  if (members_->size() == 1) return peers_->mine().allocate(bytes);
+  if (!addressable_) return Group::allocate_together(bytes, id);
   Peers::Address address;
   if (members_->rank == 0 && bytes > 0)
     address = peers_->address_of(peers_->mine().allocate_region(bytes, members_->size()));
@@ -145,9 +149,17 @@ std::unique_ptr<Group> make_peer_world(std::unique_ptr<Link> below, const PeerOp
   const int size = below->size(), me = below->rank();
   const auto until = Clock::now() + deadline;
   const int64_t capacity = options.capacity > 0 ? options.capacity : 2 * machine_memory();
-  std::shared_ptr<Arena> mine = Arena::create(capacity, Inbox::bytes(size));
+  // A rank without an arena goes along until all can hear of it.
+  std::shared_ptr<Arena> mine;
+  ArenaHandle handle;
+  Word word;
+  try {
+    mine = Arena::create(capacity, Inbox::bytes(size));
+    handle = mine->handle();
+  } catch (const CommError& error) {
+    word.say(error.what());
+  }
   const auto offer = std::make_unique<std::shared_ptr<Arena>>(mine);
-  ArenaHandle handle = mine->handle();
   handle.host = host_fingerprint();
   if (options.ranks_per_host > 0) handle.host += static_cast<uint64_t>(me / options.ranks_per_host) << 32;
   handle.shared = reinterpret_cast<uint64_t>(offer.get());
@@ -155,12 +167,11 @@ std::unique_ptr<Group> make_peer_world(std::unique_ptr<Link> below, const PeerOp
 
   std::vector<std::shared_ptr<Arena>> arenas(size);
   std::vector<int> process_files(size, -1);
-  Word word;
   int on_host = 0;
   try {
     for (int r = 0; r < size; ++r) {
       const ArenaHandle& theirs = handles[r];
-      if (theirs.host != handle.host) continue;
+      if (theirs.host != handle.host || theirs.capacity == 0) continue;
       ++on_host;
       if (theirs.process == handle.process) {
         arenas[r] = *reinterpret_cast<const std::shared_ptr<Arena>*>(theirs.shared);
@@ -170,9 +181,9 @@ std::unique_ptr<Group> make_peer_world(std::unique_ptr<Link> below, const PeerOp
       }
     }
   } catch (const CommError& error) {
-    std::strncpy(word.text, error.what(), sizeof(word.text) - 1);
+    word.say(error.what());
   }
-  auto peers = std::make_shared<Peers>(me, arenas, process_files);
+  auto peers = std::make_shared<Peers>(me, std::move(arenas), std::move(process_files));
   // Also keeps everybody's offer alive until all have taken it.
   const std::vector<Word> words = tell_all(*below, word, until, "mapped one another's memory");
   for (int r = 0; r < size; ++r) {

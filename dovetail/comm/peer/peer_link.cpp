@@ -252,7 +252,8 @@ Fault PeerLink::report(const Fault& seen) noexcept {
 void PeerLink::leave(Clock::time_point until) noexcept {
   auto has_left = [&](int r) {
     const Peer& peer = state_[r];
-    return peer.waiting.empty() && std::ranges::none_of(peer.in_flight, [](const InFlight& m) { return m.bounced != nullptr; });
+    return peer.waiting.empty() &&
+           std::ranges::none_of(peer.in_flight, [](const InFlight& m) { return m.bounced != nullptr; });
   };
   for (int r : peers_->others()) {
     Inbox& inbox = peers_->inbox(rank());

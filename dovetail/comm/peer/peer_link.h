@@ -1,9 +1,9 @@
 // A Link whose messages between ranks of one host go through memory that both address; all others, and every fault, go
 // through the link below it.
 //
-// Payload of up to kInlineBytes, and payload from private memory, is copied when it is posted and its send is done. What
-// lies in an arena is read there by the receiver, with one copy, while it is inside of any wait of this link; its send
-// is done then. A rank whose process has ended is seen at once (pidfd), one that is silent at the deadline.
+// Payload of up to kInlineBytes, and payload from private memory, is copied when it is posted and its send is done.
+// What lies in an arena is read there by the receiver, with one copy, while it is inside of any wait of this link; its
+// send is done then. A rank whose process has ended is seen at once (pidfd), one that is silent at the deadline.
 #pragma once
 
 #include <deque>

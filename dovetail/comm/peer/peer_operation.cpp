@@ -57,7 +57,7 @@ void PeerOperation::hear(int stage, Clock::time_point until) {
   }
   for (int m = 0; m < members_->size(); ++m) {
     if (m == members_->rank) continue;
-    require(words[m]->transfer->wait(until), m);
+    require(world().await(*words[m]->transfer, until), m);
     if (stage != kPosted) continue;
     Peers::Address address;
     std::memcpy(&address, words[m]->bytes.data(), sizeof(address));
@@ -66,7 +66,7 @@ void PeerOperation::hear(int stage, Clock::time_point until) {
 }
 
 void PeerOperation::complete(Clock::time_point until) {
-  for (auto& word : told_) require(word->transfer->wait(until), members_->rank);
+  for (auto& word : told_) require(world().await(*word->transfer, until), members_->rank);
   wait_sends(until);
   count_bytes();
 }
