@@ -224,7 +224,7 @@ Outcome PeerLink::wait_for(const bool& done, int peer, Clock::time_point until) 
       break;
     }
     if (spin_ && spins++ < kSpins) {
-      pause_briefly();
+      if (spins % 8 == 0) pause_briefly();
       continue;
     }
     const auto left = std::chrono::duration_cast<std::chrono::microseconds>(until - Clock::now()).count();
