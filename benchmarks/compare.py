@@ -75,7 +75,8 @@ def main():
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--warm", type=int, default=3, help="first steps that are left out")
     parser.add_argument("--systems", nargs="+",
-                        default=["local", "dovetail", "fsdp2", "dovetail_bf16", "fsdp2_bf16", "ddp"])
+                        default=["local", "dovetail_peer", "dovetail", "fsdp2", "ddp", "local_bf16", "dovetail_bf16_peer",
+                                 "dovetail_bf16", "fsdp2_bf16"])
     parser.add_argument("--rivals", default=os.path.join(ROOT, "../shared/rivals"))
     parser.add_argument("--build", default=os.path.join(ROOT, "build"))
     parser.add_argument("--out", default=os.path.join(HERE, "results/compare.json"))
@@ -102,7 +103,8 @@ def main():
             cells = {s: summarise([r for r in raw if (r["asked"], r["size"], r["ranks"]) == (s, size, ranks)])
                      for s in args.systems}
             for s, c in cells.items():
-                base, local = cells.get(RIVALS.get(s, s if s.startswith("fsdp2") else "fsdp2")), cells.get("local")
+                base = cells.get(RIVALS.get(s, s if s.startswith("fsdp2") else "fsdp2"))
+                local = cells.get("local_bf16" if "bf16" in s and "local_bf16" in cells else "local")
                 row = dict(size=size, ranks=ranks, system=s, **c,
                            x_local=local and c["step_ms"] / local["step_ms"],
                            x_rival=base and c["step_ms"] / base["step_ms"],

@@ -1,5 +1,6 @@
 #include "dovetail/comm/threads/spawn.h"
 
+#include <barrier>
 #include <exception>
 #include <mutex>
 #include <thread>
@@ -84,8 +85,19 @@ void spawn_peers(int size, const std::function<void(Group&)>& body, std::chrono:
                  int ranks_per_host) {
   auto links = thread_links(size);
   const PeerOptions options{.ranks_per_host = ranks_per_host, .capacity = kThreadCapacity};
-  spawn_with(
-      size, [&](int rank) { return make_peer_world(std::move(links[rank]), options, deadline); }, body);
+  // No body starts before every rank has its world, or a fault of a quick one would end the making of a slow one's.
+  std::barrier made(size);
+  const auto make = [&](int rank) {
+    try {
+      auto world = make_peer_world(std::move(links[rank]), options, deadline);
+      made.arrive_and_wait();
+      return world;
+    } catch (...) {
+      made.arrive_and_drop();
+      throw;
+    }
+  };
+  spawn_with(size, make, body);
 }
 
 }  // namespace dovetail::comm
