@@ -174,7 +174,7 @@ void run_rank(const Settings& s, int rank, int size, int port, int listener) {
   const auto gloo = make_gloo_backend(c10::make_intrusive<::c10d::PrefixStore>("own", store), rank,
                                       size, {"127.0.0.1", {}});
   options.name = "peers";
-  options.peers = WorldOptions::Peers::required;
+  options.peers.emplace();
   const auto peers = make_world(options);
   bench_barrier(*world, *peers, *gloo, s);
   for (int64_t mib : s.mib) bench_size(*world, *peers, *gloo, s, mib);

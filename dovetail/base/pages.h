@@ -16,7 +16,7 @@ void zero_pages(std::byte* data, int64_t bytes, GiveBack&& give_back) {
   const auto address = reinterpret_cast<uintptr_t>(data);
   const int64_t before = static_cast<int64_t>(-address % kPageBytes);
   const int64_t whole = bytes > before ? (bytes - before) / kPageBytes * kPageBytes : 0;
-  if (whole == 0 || !give_back(data + before, static_cast<size_t>(whole))) {
+  if (whole == 0 || !give_back(data + before, whole)) {
     std::memset(data, 0, static_cast<size_t>(bytes));
     return;
   }

@@ -23,15 +23,17 @@ Memory PeerAllocator::allocate(int64_t bytes, Role) {
   return {std::move(piece), data, bytes};
 }
 
+std::string_view Context::label_of(int64_t group) const {
+  const std::string& name = plan.groups[group].name;
+  return name.empty() ? std::string_view("root") : std::string_view(name);
+}
+
 comm::Identity Context::identity(comm::Phase phase, int64_t group) const {
   comm::Identity id;
   id.phase = phase;
   id.unit = static_cast<int32_t>(group);
   id.step = steps;
-  if (group >= 0) {
-    const std::string& name = plan.groups[group].name;
-    id.label = name.empty() ? std::string_view("root") : std::string_view(name);
-  }
+  if (group >= 0) id.label = label_of(group);
   return id;
 }
 

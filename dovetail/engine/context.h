@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "dovetail/comm/group.h"
 #include "dovetail/engine/trace.h"
@@ -49,6 +50,8 @@ struct Context {
   // For what other ranks read: operands of reductions, fragments.
   Allocator& shared_allocator() { return peer_allocator ? static_cast<Allocator&>(*peer_allocator) : allocator; }
   int64_t rank() const { return plan::rank_at(degrees(), position); }
+  // Of a group: its name, "root" for the root group.
+  std::string_view label_of(int64_t group) const;
   comm::Identity identity(comm::Phase phase, int64_t group) const;
 };
 

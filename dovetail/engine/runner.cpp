@@ -16,7 +16,9 @@
 namespace dovetail::engine_detail {
 
 Runner::Runner(Context& context)
-    : context_(context), in_place_(plan::shares_memory(context.plan, plan::RankGroup::gather)) {
+    : context_(context), in_place_(plan::shares_memory(context.plan, plan::RankGroup::gather)),
+      peers_read_main_(in_place_ &&
+                       plan::format_named(context.plan.options.format).is_plain(context.plan.options.main)) {
   const int64_t count = std::ssize(context.plan.groups);
   for (int64_t g = 0; g < count; ++g) groups_.push_back(std::make_unique<ShardGroup>(context, g));
   runs_.resize(count);
@@ -45,7 +47,7 @@ void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
   if (std::find(observed_.begin(), observed_.end(), g) == observed_.end()) observed_.push_back(g);
   runs_[g].used = true;
   gather_ahead(g, /*backward=*/false);
-  if (context_.trace) context_.trace->begin(Doing::compute, "forward " + title_of(g));
+  if (context_.trace) context_.trace->begin(Doing::compute, fmt::format("forward {}", context_.label_of(g)));
   if (!at::GradMode::is_enabled()) return;
   std::vector<at::Tensor*> differentiable;
   for (at::Tensor* t : inputs)
@@ -78,7 +80,7 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
     end_pass();
   }
   // More was gathered at once than a step ever does.
-  if (context_.pool->in_use() == 0) context_.pool->restore(plan::pool_slots(context_.plan));
+  if (context_.pool->in_use() == 0) context_.pool->restore();
 }
 
 void Runner::forward_failed() noexcept {
@@ -86,16 +88,11 @@ void Runner::forward_failed() noexcept {
   context_.trace.reset();  // its spans are of a pass that was broken off
 }
 
-std::string Runner::title_of(int64_t g) const {
-  const std::string& name = context_.plan.groups[g].name;
-  return name.empty() ? "root" : name;
-}
-
 // Of the spans of units' backward passes at most one is open, and nothing that began in it.
 void Runner::trace_backward(int64_t g) {
   if (std::exchange(traced_backward_, g) >= 0 && context_.trace) context_.trace->end();
   if (g >= 0 && context_.trace)
-    context_.trace->begin(Doing::compute, "backward " + title_of(g));
+    context_.trace->begin(Doing::compute, fmt::format("backward {}", context_.label_of(g)));
   else
     traced_backward_ = -1;
 }
@@ -154,8 +151,7 @@ void Runner::refresh() {
 
 // Where main weights are the runtime parameters that peers read: after a pass its caller may write them again.
 void Runner::end_pass() {
-  const plan::Format format = plan::format_named(context_.plan.options.format);
-  if (!in_place_ || !format.is_plain(context_.plan.options.main)) return;
+  if (!peers_read_main_) return;
   const TraceScope traced(context_.trace.get(), Doing::wait, "end of pass");
   comm::Identity id = context_.identity(comm::Phase::control, -1);
   id.label = "the end of a pass";
@@ -290,7 +286,7 @@ void Runner::advance_reductions(bool last) {
 }
 
 void Runner::launch_reduction(int64_t g) {
-  const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce", title_of(g));
+  const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce", context_.label_of(g));
   const size_t limit = std::max(1, context_.plan.options.pending_reductions);
   finish_reductions(limit - 1);
   groups_[g]->start_reduce(sync_);
@@ -306,7 +302,7 @@ void Runner::trim_pool() {
   for (size_t i = next_; i < queue_.size(); ++i) {
     const int64_t g = queue_[i];
     if (!context_.plan.groups[g].backward_needs_parameters) continue;  // an embedding, which writes few rows
-    const plan::SlotBytes bytes = plan::slot_bytes(context_.plan, g);
+    const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
     needed = std::max({needed, bytes.gather, bytes.gradient, bytes.scratch});
   }
   if (needed > 0) context_.pool->trim(needed);
@@ -398,7 +394,7 @@ void Runner::release_all() {
   for (auto& group : groups_) group->release();
   end_pass();
   // More was gathered at once than a step ever does.
-  if (context_.pool->in_use() == 0) context_.pool->restore(plan::pool_slots(context_.plan));
+  if (context_.pool->in_use() == 0) context_.pool->restore();
 }
 
 std::vector<int64_t> Runner::observed_order() const {

@@ -77,7 +77,6 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void launch_reduction(int64_t group);
   void finish_reductions(size_t left);
   void trim_pool();
-  std::string title_of(int64_t group) const;
   void trace_backward(int64_t group);  // from here on; -1: none
   void audit() const;
 
@@ -93,6 +92,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
 
   Context& context_;
   const bool in_place_;                // gathers are views of memory that ranks share
+  const bool peers_read_main_;         // and main weights are in it
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::vector<GroupRun> runs_;
   std::vector<int64_t> order_;         // of all groups but the root

@@ -26,7 +26,10 @@ ShardChain chain_of(const Context& context, const SegmentLayout& layout, const P
 
 }  // namespace
 
-ShardGroup::ShardGroup(Context& context, int64_t index) : context_(context), index_(index) { lay_out(); }
+ShardGroup::ShardGroup(Context& context, int64_t index)
+    : context_(context), index_(index), slot_bytes_(plan::slot_bytes(context.plan, index)) {
+  lay_out();
+}
 
 std::string ShardGroup::title() const {
   return planned().name.empty() ? "the root unit" : "unit " + planned().name;
@@ -85,7 +88,8 @@ void ShardGroup::lay_out() {
     auto shards = ranks.allocate_together(counts + count_bytes, context_.identity(comm::Phase::control, index_));
     std::byte* data = shards.get();
     released_ = data ? data + counts : nullptr;
-    runtime_ = Buffer(Memory{std::move(shards), data, whole}, context_.ledger, runtime, Role::runtime);
+    runtime_ = Buffer(Memory{std::move(shards), data, whole}, context_.shared_allocator(), context_.ledger, runtime,
+                      Role::runtime);
   } else {
     runtime_ = allocate(runtime, Role::runtime, true);
   }
@@ -153,7 +157,7 @@ void ShardGroup::encode() {
     encoded_ = false;
     return;
   }
-  const TraceScope traced(context_.trace.get(), Doing::encode, "encode", title());
+  const TraceScope traced(context_.trace.get(), Doing::encode, "encode", context_.label_of(index_));
   for (const GroupSegment& s : segments_) {
     if (s.format.is_plain(context_.plan.options.main)) continue;
     if (!plan::encodes_at_gather(context_.plan, s.format)) encode_into(s, runtime_.data() + s.runtime_offset[0]);
@@ -185,14 +189,14 @@ void ShardGroup::start_gather(bool backward) {
   residence_ = Residence::gathering;
   ++gathers_;
   if (encodes_into_place() && !std::exchange(encoded_, true)) {
-    const TraceScope traced(context_.trace.get(), Doing::encode, "encode", title());
+    const TraceScope traced(context_.trace.get(), Doing::encode, "encode", context_.label_of(index_));
     for (const GroupSegment& s : segments_) encode_into(s, runtime_.data() + s.runtime_offset[0]);
   }
   gathered_.clear();
   gathered_segment_.clear();
   comm::Group& ranks = *context_.ranks.gather;
   const plan::PlaneUse use = plan::gathered_planes(context_.plan, index_, backward);
-  if (const int64_t bytes = plan::slot_bytes(context_.plan, index_).gather; bytes > 0)
+  if (const int64_t bytes = slot_bytes_.gather; bytes > 0)
     gather_slot_ = context_.pool->acquire(bytes);
   std::vector<comm::GatherPlane> planes;
   std::vector<size_t> first_planes;
@@ -208,7 +212,7 @@ void ShardGroup::start_gather(bool backward) {
       if (plan::encodes_at_gather(context_.plan, s.format) && !empty()) {
         DT_CHECK(plane.whole != nullptr && s.format.planes.size() == 1, "nowhere to encode {}", title());
         std::byte* own = plane.whole + plane.slices[ranks.rank()].begin;
-        const TraceScope traced(context_.trace.get(), Doing::encode, "encode", title());
+        const TraceScope traced(context_.trace.get(), Doing::encode, "encode", context_.label_of(index_));
         encode_into(s, own);
         plane.shard = own;
       }
@@ -230,7 +234,7 @@ void ShardGroup::finish_gather() {
   if (residence_ == Residence::gathered) return;
   DT_CHECK(residence_ == Residence::gathering, "{} was not being gathered", title());
   if (gather_work_) {
-    const TraceScope traced(context_.trace.get(), Doing::wait, "gather", title());
+    const TraceScope traced(context_.trace.get(), Doing::wait, "gather", context_.label_of(index_));
     std::exchange(gather_work_, nullptr)->wait();
   }
   for (size_t i = 0; i < gathered_.size(); ++i) segments_[gathered_segment_[i]].storage->bind(gathered_[i]);
@@ -262,7 +266,7 @@ bool ShardGroup::drop_unread_shard() {
 void ShardGroup::drop_shard() {
   encoded_ = false;
   for (const GroupSegment& s : segments_)
-    context_.peer_allocator->zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
+    runtime_.zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
 }
 
 void ShardGroup::unbind_all() {

@@ -19,6 +19,7 @@
 #include "dovetail/engine/context.h"
 #include "dovetail/layout/shard_chain.h"
 #include "dovetail/plan/format.h"
+#include "dovetail/plan/schedule.h"
 #include "dovetail/storage/views.h"
 
 namespace dovetail::engine_detail {
@@ -55,6 +56,7 @@ class ShardGroup {
   // Lays the storage out. Parameters are added by adopt().
   ShardGroup(Context& context, int64_t index);
 
+  const plan::SlotBytes& slot_bytes() const { return slot_bytes_; }
   const plan::GroupPlan& planned() const { return context_.plan.groups[index_]; }
   std::string title() const;  // for messages
   Residence residence() const { return residence_; }
@@ -112,7 +114,6 @@ class ShardGroup {
   void drop_shard();
   // In memory that the ranks share: how many gathers of this group the member has released.
   std::atomic<uint64_t>& released_by(int member) const;
-  void bind(const std::vector<const std::byte*>& planes);
   std::byte* written_at(const GroupParameter& p) const;  // where the open gradient is written
   void zero_written(const GroupParameter& p);
   void zero_missing();
@@ -120,6 +121,7 @@ class ShardGroup {
 
   Context& context_;
   int64_t index_;
+  const plan::SlotBytes slot_bytes_;
   int64_t elements_ = 0;
   int64_t main_elements_ = 0;
   std::vector<GroupSegment> segments_;

@@ -15,7 +15,7 @@ void ShardGroup::open_gradient() {
   direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ &&
             std::all_of(segments_.begin(), segments_.end(),
                         [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
-  if (!direct_) gradient_slot_ = context_.pool->acquire(plan::slot_bytes(context_.plan, index_).gradient);
+  if (!direct_) gradient_slot_ = context_.pool->acquire(slot_bytes_.gradient);
   for (GroupParameter& p : parameters_) p.contributions = 0;
   sparse_ = false;
   gradient_state_ = GradientState::open;
@@ -86,7 +86,7 @@ void ShardGroup::start_reduce(bool sync) {
   for (const GroupSegment& s : segments_)
     wanted += ranks.reduce_scratch_bytes(local ? DType::f32 : s.format.gradient,
                                          even_slices(ranks.size(), s.layout->shard2));
-  wanted = std::max(wanted, plan::slot_bytes(context_.plan, index_).scratch);
+  wanted = std::max(wanted, slot_bytes_.scratch);
   if (wanted > 0) scratch_slot_ = context_.pool->acquire(wanted);
   for (const GroupSegment& s : segments_) {
     comm::ReduceScatter request;

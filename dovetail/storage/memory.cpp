@@ -19,7 +19,7 @@ constexpr size_t kHugePage = size_t{2} << 20;
 Memory HostAllocator::allocate(int64_t bytes, Role role) {
   DT_CHECK_GE(bytes, int64_t{0});
   if (bytes == 0) return {};
-  const size_t mapped = static_cast<size_t>(round_up(bytes, 4096));
+  const size_t mapped = static_cast<size_t>(round_up(bytes, kPageBytes));
   void* p = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (p == MAP_FAILED)
     raise<StateError>("storage: no memory for {} bytes of {}: {}", bytes, name_of(role), std::strerror(errno));
@@ -30,7 +30,9 @@ Memory HostAllocator::allocate(int64_t bytes, Role role) {
 }
 
 void HostAllocator::zero(std::byte* data, int64_t bytes) noexcept {
-  zero_pages(data, bytes, [](std::byte* pages, size_t n) { return ::madvise(pages, n, MADV_DONTNEED) == 0; });
+  zero_pages(data, bytes, [](std::byte* pages, int64_t n) {
+    return ::madvise(pages, static_cast<size_t>(n), MADV_DONTNEED) == 0;
+  });
 }
 
 Buffer::Buffer(Allocator& allocator, Ledger& ledger, int64_t bytes, Role role)
@@ -38,8 +40,8 @@ Buffer::Buffer(Allocator& allocator, Ledger& ledger, int64_t bytes, Role role)
   ledger.hold(role, bytes);
 }
 
-Buffer::Buffer(Memory memory, Ledger& ledger, int64_t share, Role role)
-    : memory_(std::move(memory)), ledger_(&ledger), counted_(share), role_(role) {
+Buffer::Buffer(Memory memory, Allocator& allocator, Ledger& ledger, int64_t share, Role role)
+    : memory_(std::move(memory)), allocator_(&allocator), ledger_(&ledger), counted_(share), role_(role) {
   ledger.hold(role, share);
 }
 
@@ -63,11 +65,7 @@ void Buffer::reset() {
 }
 
 void Buffer::zero(std::byte* data, int64_t bytes) noexcept {
-  if (bytes == 0) return;
-  if (allocator_)
-    allocator_->zero(data, bytes);
-  else
-    std::memset(data, 0, static_cast<size_t>(bytes));
+  if (bytes > 0) allocator_->zero(data, bytes);
 }
 
 }  // namespace dovetail

@@ -45,8 +45,8 @@ class Buffer {
  public:
   Buffer() = default;
   Buffer(Allocator& allocator, Ledger& ledger, int64_t bytes, Role role);
-  // Memory that exists already, of which `share` bytes are this rank's.
-  Buffer(Memory memory, Ledger& ledger, int64_t share, Role role);
+  // Memory that exists already, of which `share` bytes are this rank's; the allocator is the one that can zero it.
+  Buffer(Memory memory, Allocator& allocator, Ledger& ledger, int64_t share, Role role);
   Buffer(Buffer&& other) noexcept { *this = std::move(other); }
   Buffer& operator=(Buffer&& other) noexcept;
   ~Buffer() { reset(); }

@@ -7,7 +7,7 @@
 namespace dovetail {
 
 SlotPool::SlotPool(Allocator& allocator, Ledger& ledger, const std::vector<int64_t>& sizes)
-    : allocator_(allocator), ledger_(ledger), policy_(sizes) {
+    : allocator_(allocator), ledger_(ledger), planned_(sizes), policy_(sizes) {
   for (int64_t bytes : sizes) buffers_.emplace_back(allocator, ledger, bytes, Role::slot);
   touched_.resize(sizes.size());
 }
@@ -33,13 +33,13 @@ SlotPool::Slot SlotPool::acquire(int64_t bytes) {
   return slot;
 }
 
-void SlotPool::restore(const std::vector<int64_t>& sizes) {
-  if (policy_.sizes() == sizes) return;
+void SlotPool::restore() {
+  if (policy_.sizes() == planned_) return;
   DT_CHECK_EQ(in_use(), 0, "slots in use");
   buffers_.clear();
-  touched_.assign(sizes.size(), 0);
-  policy_ = SlotPolicy(sizes);
-  for (int64_t bytes : sizes) buffers_.emplace_back(allocator_, ledger_, bytes, Role::slot);
+  touched_.assign(planned_.size(), 0);
+  policy_ = SlotPolicy(planned_);
+  for (int64_t bytes : planned_) buffers_.emplace_back(allocator_, ledger_, bytes, Role::slot);
 }
 
 void SlotPool::trim(int64_t bytes) noexcept {

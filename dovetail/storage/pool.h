@@ -39,8 +39,8 @@ class SlotPool {
 
   // Contents are whatever the slot's last user left.
   Slot acquire(int64_t bytes);
-  // Back to slots of these sizes, after slots were enlarged or added. No slot may be in use; contents are lost.
-  void restore(const std::vector<int64_t>& sizes);
+  // Back to the slots it was made with, after slots were enlarged or added. No slot may be in use; contents are lost.
+  void restore();
   // The rest of the step needs no slot beyond so many bytes: pages of free slots behind them are given back.
   void trim(int64_t bytes) noexcept;
   int64_t in_use() const { return policy_.in_use_count(); }
@@ -49,6 +49,7 @@ class SlotPool {
  private:
   Allocator& allocator_;
   Ledger& ledger_;
+  const std::vector<int64_t> planned_;
   SlotPolicy policy_;
   std::vector<Buffer> buffers_;
   std::vector<int64_t> touched_;  // per slot: bytes that may have pages

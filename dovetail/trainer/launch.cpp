@@ -1,11 +1,11 @@
 #include "dovetail/trainer/launch.h"
 
 #include <ATen/Parallel.h>
-#include <sched.h>
 
 #include <algorithm>
 #include <fstream>
 
+#include "dovetail/base/cores.h"
 #include "dovetail/base/error.h"
 #include "dovetail/checkpoint/vote.h"
 #include "dovetail/comm/c10d/world.h"
@@ -20,12 +20,6 @@ namespace {
 
 std::chrono::milliseconds milliseconds(double seconds) {
   return std::chrono::milliseconds(static_cast<int64_t>(seconds * 1000));
-}
-
-int usable_cores() {
-  cpu_set_t set;
-  if (::sched_getaffinity(0, sizeof set, &set) != 0) return 1;
-  return std::max(1, CPU_COUNT(&set));
 }
 
 // The command that each rank runs: this one, without --nproc.
@@ -104,11 +98,14 @@ std::shared_ptr<comm::Group> make_job_world(const LaunchInfo& job, const CommCon
   options.port = static_cast<uint16_t>(job.port);
   options.holds_store = job.rank == 0 && !job.store_elsewhere;
   options.name = fmt::format("dovetail-{}", job.attempt);
-  using Peers = comm::WorldOptions::Peers;
+  const bool shares = config.backend == "auto" || config.backend == "peer";
+  if (config.ranks_per_host > 0 && !shares)
+    raise<ConfigError>("config: comm.ranks_per_host {}: wanted comm.backend auto or peer, got {}",
+                       config.ranks_per_host, config.backend);
   if (config.backend == "gloo_native") options.backend = comm::WorldBackend::gloo_native;
-  if (config.backend == "auto") options.peers = Peers::if_possible;
-  if (config.backend == "peer") options.peers = Peers::required;
-  options.ranks_per_host = static_cast<int>(config.ranks_per_host);
+  if (shares)
+    options.peers = comm::PeerOptions{.ranks_per_host = static_cast<int>(config.ranks_per_host),
+                                      .required = config.backend == "peer"};
   options.interface = config.interface;
   options.deadline = deadline;
   return comm::make_world(options);

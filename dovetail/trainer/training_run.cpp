@@ -22,7 +22,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int64_t kTracedSteps = 10;
+constexpr int64_t kTracedSteps = 10, kUntracedSteps = 2;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -173,6 +173,8 @@ void TrainingRun::train(const StopSignal* stop) {
   say(fmt::format("trained {} steps in {}; report: {}/report.html", progress_.step,
                   human_seconds(training_seconds_), folder_));
 }
+
+void TrainingRun::trace_steps() { traced_ = -kUntracedSteps; }
 
 StepReport TrainingRun::train_traced_step(const StopSignal* stop) {
   if (*traced_ < 0) {

@@ -38,7 +38,7 @@ class TrainingRun {
   void train(const StopSignal* stop);
   // Records ten steps of the training to come, after two that are not: trace.json and trace.txt in the run's folder,
   // and a table in the log.
-  void trace_steps() { traced_ = -2; }
+  void trace_steps();
   // Validation loss of the weights as they are. Collective.
   ValidationResult evaluate();
   bool is_text() const;  // tokens are bytes

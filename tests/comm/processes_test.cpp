@@ -103,6 +103,10 @@ TEST(PeerProcesses, AKilledJobLeavesNothingInMemory) {
     for (int r = 0; r < 3; ++r) EXPECT_EQ(ranks.wait(r, 10s), 128 + SIGKILL);
   }
   EXPECT_GT(during, before + 1000) << "the ranks share no memory";
+  // Of the whole machine, so other tests may hold some for a while.
+  const auto until = std::chrono::steady_clock::now() + 60s;
+  while (shared_kib() >= before + (during - before) / 4 && std::chrono::steady_clock::now() < until)
+    std::this_thread::sleep_for(100ms);
   EXPECT_LT(shared_kib(), before + (during - before) / 4);
   EXPECT_EQ(left(), 0);
 }

@@ -93,8 +93,8 @@ int rank_process(int argc, char** argv) {
   options.listen_fd = std::atoi(argv[7]);
   options.holds_store = options.rank == 0;
   options.deadline = std::chrono::milliseconds(std::atoi(argv[8]));
-  if (transport != "gloo") options.peers = WorldOptions::Peers::required;
-  if (transport == "hosts") options.ranks_per_host = 2;
+  if (transport != "gloo") options.peers.emplace();
+  if (transport == "hosts") options.peers->ranks_per_host = 2;
   try {
     const auto world = make_world(options);
     try {

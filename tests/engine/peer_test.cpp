@@ -56,9 +56,11 @@ TEST(Peer, WholeParametersAreOneMemoryOfAllRanks) {
   }
 }
 
-// Rank 0 changes its weights as soon as an evaluation has returned to it, while rank 1 is still inside.
+// Rank 0 changes its weights as soon as a pass has returned to it, while rank 1 is still inside: an evaluation, a
+// forward pass whose backward never comes, or a training pass.
 TEST(Peer, WeightsWrittenAfterAPassAreNotSeenInIt) {
-  for (const bool training : {false, true}) {
+  enum class Pass { evaluation, forward, training };
+  for (const Pass pass : {Pass::evaluation, Pass::forward, Pass::training}) {
     std::atomic<bool> written{false};
     run_ranks(Transport::peer, 2, [&](comm::Group& world) {
       auto model = std::make_shared<ops::Unit<Probe>>(32, 32);
@@ -75,10 +77,10 @@ TEST(Peer, WeightsWrittenAfterAPassAreNotSeenInIt) {
       initialise(*plain, 3);
       at::Tensor y;
       {
-        at::AutoGradMode grad(training);
+        at::AutoGradMode grad(pass != Pass::evaluation);
         y = model->forward(x);
       }
-      if (training) y.sum().backward();
+      if (pass == Pass::training) y.sum().backward();
       if (world.rank() == 0) written = true;
       for (auto& p : parameters) p.main.zero_();
       EXPECT_TRUE(at::allclose(y.detach(), plain->forward(x), 1e-5, 1e-6));

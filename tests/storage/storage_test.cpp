@@ -104,9 +104,9 @@ TEST(Pool, GoesBackToItsPlannedSizes) {
   {
     auto a = pool.acquire(8000), b = pool.acquire(100);
     EXPECT_EQ(ledger.held(Role::slot), 8000 + 100);
-    EXPECT_THROW(pool.restore({4096}), InvariantError);
+    EXPECT_THROW(pool.restore(), InvariantError);
   }
-  pool.restore({4096});
+  pool.restore();
   EXPECT_EQ(pool.sizes(), std::vector<int64_t>{4096});
   EXPECT_EQ(ledger.held(Role::slot), 4096);
   auto c = pool.acquire(4096);

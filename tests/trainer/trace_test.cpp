@@ -33,7 +33,7 @@ TEST_F(Tracing, LeavesAFileForPerfettoAndATableThatAddsUp) {
     run.train(nullptr);
   });
   const auto trace = nlohmann::json::parse(read("run/trace.json"));
-  std::map<int, double> steps, last;
+  std::map<int, double> steps;
   std::map<int, int> count;
   for (const auto& event : trace.at("traceEvents")) {
     const int rank = event.at("pid");

@@ -11,7 +11,6 @@
 #include "dovetail/comm/c10d/nccl_backend.h"
 #include "dovetail/comm/p2p_group.h"
 #include "dovetail/comm/p2p_world.h"
-#include "dovetail/comm/peer/peer_group.h"
 
 namespace dovetail::comm {
 namespace {
@@ -27,10 +26,10 @@ void check(const WorldOptions& o) {
   if (o.rank < 0 || o.rank >= o.size)
     raise<ConfigError>("rank {} in a world of {}, wanted 0 to {}", o.rank, o.size, o.size - 1);
   if (o.deadline.count() <= 0) raise<ConfigError>("deadline of {} ms, wanted a positive one", o.deadline.count());
-  if (o.peers != WorldOptions::Peers::off && o.backend != WorldBackend::gloo)
+  if (o.peers && o.backend != WorldBackend::gloo)
     raise<ConfigError>("shared memory of ranks: wanted backend gloo, got another");
-  if (o.ranks_per_host < 0 || (o.ranks_per_host > 0 && o.size % o.ranks_per_host != 0))
-    raise<ConfigError>("ranks_per_host: wanted 0 or a divisor of the {} ranks, got {}", o.size, o.ranks_per_host);
+  if (const int host = o.peers ? o.peers->ranks_per_host : 0; host < 0 || (host > 0 && o.size % host != 0))
+    raise<ConfigError>("ranks_per_host: wanted 0 or a divisor of the {} ranks, got {}", o.size, host);
   if (o.connect.count() <= 0) raise<ConfigError>("connect time of {} ms, wanted a positive one", o.connect.count());
 }
 
@@ -108,10 +107,7 @@ std::unique_ptr<Group> make_world(const WorldOptions& o) {
       std::make_unique<Heartbeat>(store->clone(), Heartbeat::Options{o.rank, o.size, o.deadline, store_rank});
   meet(store, o);
   auto link = make_backend_link(outer, std::move(heartbeat), connect(prefixed("gloo", store), o));
-  if (o.peers != WorldOptions::Peers::off) {
-    const bool required = o.peers == WorldOptions::Peers::required;
-    return make_peer_world(std::move(link), {.ranks_per_host = o.ranks_per_host, .required = required}, o.deadline);
-  }
+  if (o.peers) return make_peer_world(std::move(link), *o.peers, o.deadline);
   auto members = make_p2p_members(std::move(link), o.deadline);
   if (o.backend == WorldBackend::gloo) return std::make_unique<P2PGroup>(std::move(members));
   NativeOptions native;

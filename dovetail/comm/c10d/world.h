@@ -5,11 +5,13 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/comm/peer/peer_group.h"
 
 namespace dovetail::comm {
 
@@ -34,10 +36,8 @@ struct WorldOptions {
   std::string name = "world";  // worlds that share a store have different names
 
   WorldBackend backend = WorldBackend::gloo;
-  // Ranks of one host address one another's memory and Gloo carries what goes between hosts (comm/peer). Only with
-  // backend gloo. if_possible: where memory cannot be mapped, Gloo carries all.
-  enum class Peers { off, if_possible, required } peers = Peers::off;
-  int ranks_per_host = 0;  // see PeerOptions
+  // Ranks of one host address one another's memory and Gloo carries what goes between hosts. Only with backend gloo.
+  std::optional<PeerOptions> peers{};
   std::string interface{};  // network interface of the data connections
   // Or the address to bind them to. Both empty: loopback where `address` is, else what this
   // machine's name resolves to.

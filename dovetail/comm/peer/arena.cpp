@@ -20,15 +20,13 @@
 namespace dovetail::comm {
 namespace {
 
-constexpr int64_t kPage = kPageBytes;
-
 // At the start of a region, a page before its bytes.
 struct RegionHeader {
   std::atomic<int32_t> users;  // kGivenBack once the last one has freed the pages
 };
 constexpr int32_t kGivenBack = -1;
 
-RegionHeader& header_of(std::byte* region) { return *reinterpret_cast<RegionHeader*>(region - kPage); }
+RegionHeader& header_of(std::byte* region) { return *reinterpret_cast<RegionHeader*>(region - kPageBytes); }
 
 std::byte* map(int file, int64_t capacity) {
   void* p = ::mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
@@ -43,8 +41,8 @@ Arena::Arena(int file, std::byte* base, int64_t capacity, int64_t reserved)
 }
 
 std::shared_ptr<Arena> Arena::create(int64_t capacity, int64_t reserved) {
-  capacity = round_up(capacity, kPage);
-  reserved = round_up(reserved, kPage);
+  capacity = round_up(capacity, kPageBytes);
+  reserved = round_up(reserved, kPageBytes);
   const int file = ::memfd_create("dovetail", MFD_CLOEXEC);
   if (file < 0) throw CommError(-1, fmt::format("peer memory: memfd_create: {}", std::strerror(errno)));
   std::byte* base = ::ftruncate(file, capacity) == 0 ? map(file, capacity) : nullptr;
@@ -116,10 +114,12 @@ void Arena::give(int64_t offset, int64_t bytes) {
 }
 
 // Frees the pages for every process; they read as zero when touched again.
-void Arena::punch(std::byte* data, int64_t bytes) noexcept { ::madvise(data, static_cast<size_t>(bytes), MADV_REMOVE); }
+bool Arena::punch(std::byte* data, int64_t bytes) noexcept {
+  return ::madvise(data, static_cast<size_t>(bytes), MADV_REMOVE) == 0;
+}
 
 void Arena::zero(std::byte* data, int64_t bytes) noexcept {
-  zero_pages(data, bytes, [](std::byte* pages, size_t n) { return ::madvise(pages, n, MADV_REMOVE) == 0; });
+  zero_pages(data, bytes, [this](std::byte* pages, int64_t n) { return punch(pages, n); });
 }
 
 std::vector<Interval> Arena::written(int64_t offset, int64_t bytes) const {
@@ -139,7 +139,7 @@ std::vector<Interval> Arena::written(int64_t offset, int64_t bytes) const {
 
 std::shared_ptr<std::byte> Arena::allocate(int64_t bytes) {
   if (bytes == 0) return nullptr;
-  const int64_t size = round_up(bytes, kPage), offset = take(size);
+  const int64_t size = round_up(bytes, kPageBytes), offset = take(size);
   return {base_ + offset, [self = shared_from_this(), offset, size](std::byte* data) {
             self->punch(data, size);
             self->give(offset, size);
@@ -148,9 +148,9 @@ std::shared_ptr<std::byte> Arena::allocate(int64_t bytes) {
 
 std::byte* Arena::allocate_region(int64_t bytes, int users) {
   reclaim_regions();
-  const int64_t size = kPage + round_up(bytes, kPage), offset = take(size);
+  const int64_t size = kPageBytes + round_up(bytes, kPageBytes), offset = take(size);
   regions_.push_back({offset, size});
-  std::byte* region = base_ + offset + kPage;
+  std::byte* region = base_ + offset + kPageBytes;
   header_of(region).users.store(users, std::memory_order_release);
   return region;
 }
@@ -158,13 +158,13 @@ std::byte* Arena::allocate_region(int64_t bytes, int users) {
 void Arena::release_region(Arena& owner, std::byte* region, int64_t bytes) noexcept {
   RegionHeader& header = header_of(region);
   if (header.users.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
-  owner.punch(region, round_up(bytes, kPage));
+  owner.punch(region, round_up(bytes, kPageBytes));
   header.users.store(kGivenBack, std::memory_order_release);
 }
 
 void Arena::reclaim_regions() {
   std::erase_if(regions_, [&](const Region& r) {
-    if (header_of(base_ + r.offset + kPage).users.load(std::memory_order_acquire) != kGivenBack) return false;
+    if (header_of(base_ + r.offset + kPageBytes).users.load(std::memory_order_acquire) != kGivenBack) return false;
     punch(base_ + r.offset, r.bytes);
     give(r.offset, r.bytes);
     return true;

@@ -57,7 +57,7 @@ class Arena final : public SharedMemory, public std::enable_shared_from_this<Are
   int64_t take(int64_t bytes);               // offset of free address space
   void give(int64_t offset, int64_t bytes);  // and back
   void reclaim_regions();
-  void punch(std::byte* data, int64_t bytes) noexcept;
+  bool punch(std::byte* data, int64_t bytes) noexcept;
 
   const int file_;
   std::byte* const base_;

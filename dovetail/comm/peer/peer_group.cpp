@@ -1,12 +1,12 @@
 #include "dovetail/comm/peer/peer_group.h"
 
-#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "dovetail/base/cores.h"
 #include "dovetail/base/error.h"
 #include "dovetail/comm/arguments.h"
 #include "dovetail/comm/peer/peer_operation.h"
@@ -40,11 +40,6 @@ std::vector<T> tell_all(Link& link, const T& mine, Clock::time_point until, cons
 int pidfd_of(int64_t process) { return static_cast<int>(::syscall(SYS_pidfd_open, process, 0)); }
 
 int64_t machine_memory() { return static_cast<int64_t>(::sysconf(_SC_PHYS_PAGES)) * ::sysconf(_SC_PAGESIZE); }
-
-int usable_cores() {
-  cpu_set_t set;
-  return ::sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : 1;
-}
 
 // The size of the hosts where they are equal runs of consecutive ranks, else 1.
 int run_length(const std::vector<ArenaHandle>& handles) {

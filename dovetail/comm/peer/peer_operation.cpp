@@ -20,8 +20,7 @@ PeerOperation::PeerOperation(std::shared_ptr<P2PMembers> members, std::shared_pt
     : P2POperation(std::move(members), operation, id),
       peers_(std::move(peers)),
       own_(const_cast<std::byte*>(operand)),
-      operands_(members_->size()),
-      heard_(kTaken + 1) {
+      operands_(members_->size()) {
   if (bytes > 0 && peers_->address_of(operand).owner < 0) {
     copy_ = peers_->mine().allocate(bytes);
     std::memcpy(copy_.get(), operand, static_cast<size_t>(bytes));
@@ -30,43 +29,32 @@ PeerOperation::PeerOperation(std::shared_ptr<P2PMembers> members, std::shared_pt
   operands_[members_->rank] = own_;
 }
 
-uint32_t PeerOperation::tag(int stage) const { return payload_tag(tag_base_, kFirstStage + stage, 16); }
+uint32_t PeerOperation::tag(int stage) const {
+  return payload_tag(tag_base_, kFirstStage + stage, sizeof(Peers::Address));
+}
 
+// A word is small: it is copied when it is posted.
 void PeerOperation::tell(int stage) {
   const Peers::Address address = stage == kPosted && own_ ? peers_->address_of(own_) : Peers::Address{};
-  Link& link = world().link();
-  const int size = members_->size();
-  for (int i = 1; i < size; ++i) {
-    const int to = (members_->rank + i) % size;
-    auto word = std::make_unique<Word>();
-    std::memcpy(word->bytes.data(), &address, sizeof(address));
-    word->transfer = link.post_send(global(to), tag(stage), word->bytes);
-    told_.push_back(std::move(word));
-  }
+  for (int m = 0; m < members_->size(); ++m)
+    if (m != members_->rank)
+      world().link().post_send(global(m), tag(stage), std::as_bytes(std::span(&address, 1)));
 }
 
 void PeerOperation::hear(int stage, Clock::time_point until) {
-  static_assert(sizeof(Peers::Address) == 16);
-  Link& link = world().link();
-  auto& words = heard_[stage];
-  words.resize(members_->size());
-  for (int m = 0; m < members_->size(); ++m) {
-    if (m == members_->rank) continue;
-    words[m] = std::make_unique<Word>();
-    words[m]->transfer = link.post_receive(global(m), tag(stage), words[m]->bytes);
-  }
-  for (int m = 0; m < members_->size(); ++m) {
-    if (m == members_->rank) continue;
-    require(world().await(*words[m]->transfer, until), m);
-    if (stage != kPosted) continue;
-    Peers::Address address;
-    std::memcpy(&address, words[m]->bytes.data(), sizeof(address));
-    operands_[m] = address.owner < 0 ? nullptr : peers_->at(address);
+  std::vector<Peers::Address> words(members_->size());
+  std::vector<std::pair<int, TransferHandle>> transfers;
+  for (int m = 0; m < members_->size(); ++m)
+    if (m != members_->rank)
+      transfers.emplace_back(m, world().link().post_receive(global(m), tag(stage),
+                                                            std::as_writable_bytes(std::span(&words[m], 1))));
+  for (const auto& [m, transfer] : transfers) {
+    require(world().await(*transfer, until), m);
+    if (stage == kPosted) operands_[m] = words[m].owner < 0 ? nullptr : peers_->at(words[m]);
   }
 }
 
 void PeerOperation::complete(Clock::time_point until) {
-  for (auto& word : told_) require(world().await(*word->transfer, until), members_->rank);
   wait_sends(until);
   count_bytes();
 }

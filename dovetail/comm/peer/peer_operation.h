@@ -31,18 +31,12 @@ class PeerOperation : public P2POperation {
   void complete(Clock::time_point until) override;  // the last stages were told and heard; counts
 
  private:
-  struct Word {
-    std::array<std::byte, 16> bytes{};
-    TransferHandle transfer;
-  };
   uint32_t tag(int stage) const;
 
   const std::shared_ptr<Peers> peers_;
   std::shared_ptr<std::byte> copy_;  // of an operand in private memory
   std::byte* own_;
-  std::vector<const std::byte*> operands_;           // per member
-  std::vector<std::vector<std::unique_ptr<Word>>> heard_;  // per stage and member
-  std::vector<std::unique_ptr<Word>> told_;
+  std::vector<const std::byte*> operands_;  // per member
 };
 
 class PeerReduceScatter final : public PeerOperation {
