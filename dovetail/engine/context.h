@@ -42,7 +42,8 @@ struct Context {
   HostAllocator sparse_allocator{/*huge_pages=*/false};  // gradients of few rows
   std::unique_ptr<PeerAllocator> peer_allocator;  // null where the transport shares no memory
   Ledger ledger;
-  std::unique_ptr<SlotPool> pool;
+  std::unique_ptr<SlotPool> pool;          // of gathers and gradients
+  std::unique_ptr<SlotPool> scratch_pool;  // of reductions
   int64_t steps = 0;  // optimizer steps done
   std::shared_ptr<Trace> trace;  // while one is recorded
 

@@ -100,8 +100,10 @@ class EngineImpl {
     context_.ranks = make_rank_groups(std::move(world), context_.degrees());
     if (comm::SharedMemory* shared = context_.ranks.world->shared_memory())
       context_.peer_allocator = std::make_unique<PeerAllocator>(*shared);
-    context_.pool = std::make_unique<SlotPool>(context_.shared_allocator(), context_.ledger,
-                                               plan::pool_slots(context_.plan));
+    const plan::PoolSlots slots = plan::pool_slots(context_.plan);
+    Allocator& memory = context_.shared_allocator();
+    context_.pool = std::make_unique<SlotPool>(memory, context_.ledger, slots.buffers);
+    context_.scratch_pool = std::make_unique<SlotPool>(memory, context_.ledger, slots.scratch);
     runner_ = std::make_shared<Runner>(context_);
     adopt_parameters();
     stepper_ = std::make_unique<Stepper>(context_, *runner_, ops_, options_.norm, options_.seed);

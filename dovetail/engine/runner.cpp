@@ -46,7 +46,9 @@ void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
   ++depth_;
   if (std::find(observed_.begin(), observed_.end(), g) == observed_.end()) observed_.push_back(g);
   runs_[g].used = true;
+  start_gather(g, /*backward=*/false);
   gather_ahead(g, /*backward=*/false);
+  groups_[g]->finish_gather();
   if (context_.trace) context_.trace->begin(Doing::compute, fmt::format("forward {}", context_.label_of(g)));
   if (!at::GradMode::is_enabled()) return;
   std::vector<at::Tensor*> differentiable;
@@ -79,8 +81,7 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
       for (auto& group : groups_) group->release();
     end_pass();
   }
-  // More was gathered at once than a step ever does.
-  if (context_.pool->in_use() == 0) context_.pool->restore();
+  restore_pools();
 }
 
 void Runner::forward_failed() noexcept {
@@ -164,28 +165,28 @@ void Runner::cast_inputs(std::span<at::Tensor* const> inputs) const {
     if (t->is_floating_point() && t->scalar_type() != type) *t = t->to(type);
 }
 
+void Runner::start_gather(int64_t g, bool backward) {
+  if (groups_[g]->residence() != Residence::released) return;
+  groups_[g]->start_gather(backward);
+  runs_[g].gathered_backward |= backward;
+}
+
+// Starts gathers of the groups that the pass comes to after g.
 void Runner::gather_ahead(int64_t g, bool backward) {
   auto gathers = [&](int64_t h) {
     return backward ? plan::gathers_in_backward(context_.plan, h) : plan::gathers_in_forward(context_.plan, h);
   };
-  auto start = [&](int64_t h) {
-    if (groups_[h]->residence() != Residence::released) return;
-    groups_[h]->start_gather(backward);
-    runs_[h].gathered_backward |= backward;
-  };
-  start(g);
   // The root comes before all others in both directions.
   auto at = root_is(g) ? (backward ? order_.end() : order_.begin()) : std::find(order_.begin(), order_.end(), g);
   int ahead = 0;
   if (backward) {
     while (at != order_.begin() && ahead < context_.plan.options.prefetch)
-      if (--at; gathers(*at) && runs_[*at].used) start(*at), ++ahead;
+      if (--at; gathers(*at) && runs_[*at].used) start_gather(*at, backward), ++ahead;
   } else {
     if (!root_is(g)) ++at;
     for (; at != order_.end() && ahead < context_.plan.options.prefetch; ++at)
-      if (gathers(*at)) start(*at), ++ahead;
+      if (gathers(*at)) start_gather(*at, backward), ++ahead;
   }
-  groups_[g]->finish_gather();
 }
 
 // Backward.
@@ -193,8 +194,14 @@ void Runner::gather_ahead(int64_t g, bool backward) {
 void Runner::begin_backward() {
   if (in_backward_) return;
   in_backward_ = true;
+  // Activations are at their peak, and slots mostly free.
+  context_.pool->trim(0);
+  context_.scratch_pool->trim(0);
   unread_.clear();
-  for (GroupRun& run : runs_) run.ready = run.reduced = run.contributed = run.gathered_backward = false;
+  for (GroupRun& run : runs_) {
+    run.ready = run.reduced = run.contributed = run.gathered_backward = false;
+    run.unwritten = 0;
+  }
   queue_ = reduce_order();
   next_ = 0;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
@@ -208,7 +215,12 @@ void Runner::before_backward(int64_t g) {
   if (!context_.plan.groups[g].backward_needs_parameters && !at::GradMode::is_enabled()) return;
   trace_backward(-1);
   if (!root_is(g)) join_skipped_gathers(g);
-  gather_ahead(g, /*backward=*/true);
+  start_gather(g, /*backward=*/true);
+  GroupRun& run = runs_[g];
+  const bool waits = in_flight_.size() >= most_in_flight() && !run.contributed;
+  run.unwritten = waits ? (groups_[g]->trainable_elements() + 1) / 2 : 0;
+  if (run.unwritten == 0) gather_ahead(g, /*backward=*/true);
+  groups_[g]->finish_gather();
   if (!root_is(g)) trace_backward(g);
 }
 
@@ -244,7 +256,20 @@ at::Tensor Runner::direct_contribution(int64_t g, size_t parameter, bool few_row
     raise<StateError>("engine: a gradient of {} came after {} was reduced in the same backward pass",
                       context_.plan.tensors[p.index].name, groups_[g]->title());
   runs_[g].contributed = true;
-  return groups_[g]->contribution(p, few_rows, fresh);
+  at::Tensor target = groups_[g]->contribution(p, few_rows, fresh);
+  if (p.contributions == 1) count_written(g, p.placement.numel);
+  return target;
+}
+
+// Half of a gradient written: reductions make room for the gathers that waited for it.
+void Runner::count_written(int64_t g, int64_t elements) {
+  GroupRun& run = runs_[g];
+  if (run.unwritten <= 0) return;
+  run.unwritten -= elements;
+  if (run.unwritten > 0) return;
+  finish_reductions(most_in_flight() - 1);
+  trim_pools();
+  gather_ahead(g, /*backward=*/true);
 }
 
 void Runner::take_gradient(int64_t g, size_t parameter) {
@@ -287,25 +312,33 @@ void Runner::advance_reductions(bool last) {
 
 void Runner::launch_reduction(int64_t g) {
   const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce", context_.label_of(g));
-  const size_t limit = std::max(1, context_.plan.options.pending_reductions);
-  finish_reductions(limit - 1);
+  finish_reductions(most_in_flight() - 1);
   groups_[g]->start_reduce(sync_);
   runs_[g].reduced = true;
   if (groups_[g]->gradient_state() == GradientState::reducing) in_flight_.push_back(g);
   if (context_.plan.options.pending_reductions == 0) finish_reductions(0);
-  trim_pool();
+  trim_pools();
 }
 
+size_t Runner::most_in_flight() const { return std::max(1, context_.plan.options.pending_reductions); }
+
 // The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards.
-void Runner::trim_pool() {
-  int64_t needed = 0;
+void Runner::trim_pools() {
+  int64_t buffer = 0, scratch = 0;
   for (size_t i = next_; i < queue_.size(); ++i) {
     const int64_t g = queue_[i];
     if (!context_.plan.groups[g].backward_needs_parameters) continue;  // an embedding, which writes few rows
     const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
-    needed = std::max({needed, bytes.gather, bytes.gradient, bytes.scratch});
+    buffer = std::max({buffer, bytes.gather, bytes.gradient});
+    scratch = std::max(scratch, bytes.scratch);
   }
-  if (needed > 0) context_.pool->trim(needed);
+  if (buffer > 0) context_.pool->trim(buffer);
+  if (scratch > 0) context_.scratch_pool->trim(scratch);
+}
+
+// After more was gathered at once than a step ever does.
+void Runner::restore_pools() {
+  if (context_.pool->in_use() == 0) context_.pool->restore();
 }
 
 void Runner::finish_reductions(size_t left) {
@@ -393,8 +426,7 @@ void Runner::release_all() {
   all_gathered_ = false;
   for (auto& group : groups_) group->release();
   end_pass();
-  // More was gathered at once than a step ever does.
-  if (context_.pool->in_use() == 0) context_.pool->restore();
+  restore_pools();
 }
 
 std::vector<int64_t> Runner::observed_order() const {

@@ -67,7 +67,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void gather_groups();
   void register_accumulators();
   void cast_inputs(std::span<at::Tensor* const> inputs) const;
+  void start_gather(int64_t group, bool backward);
   void gather_ahead(int64_t group, bool backward);
+  void count_written(int64_t group, int64_t elements);
   void join_skipped_gathers(int64_t group);
   void begin_backward();
   void end_backward();
@@ -76,7 +78,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void advance_reductions(bool last);
   void launch_reduction(int64_t group);
   void finish_reductions(size_t left);
-  void trim_pool();
+  size_t most_in_flight() const;
+  void trim_pools();
+  void restore_pools();
   void trace_backward(int64_t group);  // from here on; -1: none
   void audit() const;
 
@@ -87,6 +91,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
     bool reduced = false;        // was, in this backward
     bool gathered_backward = false;  // was gathered for this backward
     bool contributed = false;    // a gradient arrived in this backward
+    int64_t unwritten = 0;       // elements until half of its gradient is there, while gathers wait for that
     std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators;  // per parameter; null while frozen
   };
 

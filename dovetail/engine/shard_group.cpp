@@ -107,6 +107,13 @@ bool ShardGroup::trainable() const {
   return false;
 }
 
+int64_t ShardGroup::trainable_elements() const {
+  int64_t n = 0;
+  for (const GroupParameter& p : parameters_)
+    if (p.leaf.requires_grad()) n += p.placement.numel;
+  return n;
+}
+
 void ShardGroup::adopt(int64_t index, at::Tensor leaf) {
   for (size_t i = 0; i < segments_.size(); ++i) {
     GroupSegment& s = segments_[i];

@@ -64,6 +64,7 @@ class ShardGroup {
   bool empty() const { return elements_ == 0; }
   std::vector<GroupParameter>& parameters() { return parameters_; }
   bool trainable() const;  // any parameter requires a gradient
+  int64_t trainable_elements() const;  // of parameters that require one, without padding
 
   // Copies this rank's part of the parameter's value into the main weights and makes `leaf` a runtime parameter.
   void adopt(int64_t index, at::Tensor leaf);

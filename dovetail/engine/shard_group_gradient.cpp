@@ -87,7 +87,7 @@ void ShardGroup::start_reduce(bool sync) {
     wanted += ranks.reduce_scratch_bytes(local ? DType::f32 : s.format.gradient,
                                          even_slices(ranks.size(), s.layout->shard2));
   wanted = std::max(wanted, slot_bytes_.scratch);
-  if (wanted > 0) scratch_slot_ = context_.pool->acquire(wanted);
+  if (wanted > 0) scratch_slot_ = context_.scratch_pool->acquire(wanted);
   for (const GroupSegment& s : segments_) {
     comm::ReduceScatter request;
     request.dtype = local ? DType::f32 : s.format.gradient;
@@ -137,13 +137,13 @@ void ShardGroup::reduce_main() {
       request.output = main;
       const int64_t bytes = parts.reduce_scratch_bytes(DType::f32, request.slices);
       SlotPool::Slot scratch;
-      if (bytes > 0) scratch = context_.pool->acquire(bytes);
+      if (bytes > 0) scratch = context_.scratch_pool->acquire(bytes);
       request.scratch = {scratch.data(), static_cast<size_t>(bytes)};
       parts.reduce_scatter(request, context_.identity(comm::Phase::reduce_main, index_))->wait();
     }
     if (replicas.size() > 1) {
       const int64_t bytes = replicas.all_reduce_scratch_bytes(s.main.size());
-      SlotPool::Slot scratch = context_.pool->acquire(bytes);
+      SlotPool::Slot scratch = context_.scratch_pool->acquire(bytes);
       replicas
           .all_reduce({main, static_cast<size_t>(s.main.size())}, {scratch.data(), static_cast<size_t>(bytes)},
                       context_.identity(comm::Phase::reduce_main, index_))

@@ -1,7 +1,6 @@
 #include "dovetail/plan/bytes.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "dovetail/base/error.h"
 #include "dovetail/base/math.h"
@@ -90,8 +89,7 @@ HeldBytes held_bytes(const Plan& plan, int64_t rank, const std::vector<std::vect
       }
     }
   }
-  const std::vector<int64_t> slots = pool_slots(plan);
-  held.slots = std::accumulate(slots.begin(), slots.end(), int64_t{0});
+  held.slots = pool_slots(plan).total();
   return held;
 }
 

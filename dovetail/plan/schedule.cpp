@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <deque>
 #include <map>
+#include <numeric>
 #include <utility>
 
 #include "dovetail/base/error.h"
@@ -61,9 +62,12 @@ class Recorder {
     add(Action::release, group);
   }
 
-  // Gathers order[at] and the next `prefetch` groups after it.
-  void start(const std::vector<int64_t>& order, size_t at) {
-    if (gathers(order[at])) gather(order[at]);
+  void gather_own(int64_t group) {
+    if (gathers(group)) gather(group);
+  }
+
+  // Gathers the next `prefetch` groups after order[at].
+  void gather_ahead(const std::vector<int64_t>& order, size_t at) {
     int ahead = 0;
     for (size_t next = at + 1; next < order.size() && ahead < plan_.options.prefetch; ++next) {
       if (!gathers(order[next])) continue;
@@ -76,7 +80,8 @@ class Recorder {
     backward_ = false;
     for (size_t at = 0; at < forward_order_.size(); ++at) {
       const int64_t group = forward_order_[at];
-      start(forward_order_, at);
+      gather_own(group);
+      gather_ahead(forward_order_, at);
       add(Action::compute, group);
       if (!(has_root_ && at == 0)) end_forward(group);
     }
@@ -91,9 +96,15 @@ class Recorder {
     backward_ = true;
     for (size_t at = 0; at < backward_order_.size(); ++at) {
       const int64_t group = backward_order_[at];
-      start(backward_order_, at);
+      gather_own(group);
+      const bool waits = elements_of(plan_, group) > 0 && std::ssize(in_flight_) >= most_in_flight();
+      if (!waits) gather_ahead(backward_order_, at);
       if (elements_of(plan_, group) > 0) add(Action::open_gradient, group);
       add(Action::compute, group);
+      if (waits) {
+        finish_until(most_in_flight() - 1);
+        gather_ahead(backward_order_, at);
+      }
       if (!(has_root_ && at == 0)) end_backward(group);
     }
     if (has_root_) end_backward(backward_order_[0]);
@@ -105,11 +116,13 @@ class Recorder {
     if (elements_of(plan_, group) == 0) return;
     if (accumulates_locally(plan_)) add(Action::accumulate, group);
     if (!reduces_) return;
-    finish_until(std::max(1, plan_.options.pending_reductions) - 1);
+    finish_until(most_in_flight() - 1);
     add(Action::reduce, group);
     in_flight_.push_back(group);
     if (plan_.options.pending_reductions == 0) finish_until(0);
   }
+
+  int64_t most_in_flight() const { return std::max(1, plan_.options.pending_reductions); }
 
   void finish_until(int64_t left) {
     while (std::ssize(in_flight_) > left) {
@@ -131,50 +144,57 @@ class Recorder {
 // The slots that one step takes and gives back.
 class Replay {
  public:
-  Replay(const std::vector<SlotBytes>& bytes, std::vector<int64_t> sizes) : bytes_(bytes), policy_(std::move(sizes)) {}
+  Replay(const std::vector<SlotBytes>& bytes, const PoolSlots& sizes)
+      : bytes_(bytes), buffers_(sizes.buffers), scratch_(sizes.scratch) {}
 
   void run(const Event& e) {
     switch (e.action) {
-      case Action::gather: take(gather_, e.group, bytes_[e.group].gather); break;
-      case Action::release: give_back(gather_, e.group); break;
-      case Action::open_gradient: take(gradient_, e.group, bytes_[e.group].gradient); break;
-      case Action::accumulate: give_back(gradient_, e.group); break;
-      case Action::reduce: take(scratch_, e.group, bytes_[e.group].scratch); break;
+      case Action::gather: buffers_.take(gathered_, e.group, bytes_[e.group].gather); break;
+      case Action::release: buffers_.give_back(gathered_, e.group); break;
+      case Action::open_gradient: buffers_.take(gradients_, e.group, bytes_[e.group].gradient); break;
+      case Action::accumulate: buffers_.give_back(gradients_, e.group); break;
+      case Action::reduce: scratch_.take(reduced_, e.group, bytes_[e.group].scratch); break;
       case Action::finish_reduce:
-        give_back(scratch_, e.group);
-        give_back(gradient_, e.group);
+        scratch_.give_back(reduced_, e.group);
+        buffers_.give_back(gradients_, e.group);
         break;
       case Action::update:
         for (const SlotBytes& b : bytes_)
-          if (b.update > 0) policy_.release(policy_.acquire(b.update));
+          if (b.update > 0) scratch_.policy.release(scratch_.policy.acquire(b.update));
         break;
       case Action::refresh:
       case Action::compute: break;
     }
   }
 
-  const std::vector<int64_t>& sizes() const {
-    DT_CHECK_EQ(policy_.in_use_count(), 0);
-    return policy_.sizes();
+  PoolSlots sizes() const {
+    DT_CHECK_EQ(buffers_.policy.in_use_count() + scratch_.policy.in_use_count(), 0);
+    return {buffers_.policy.sizes(), scratch_.policy.sizes()};
   }
 
  private:
   using Slots = std::map<int64_t, int64_t>;  // by group
 
-  void take(Slots& slots, int64_t group, int64_t bytes) {
-    if (bytes > 0) slots[group] = policy_.acquire(bytes);
-  }
+  struct Pool {
+    explicit Pool(const std::vector<int64_t>& sizes) : policy(sizes) {}
 
-  void give_back(Slots& slots, int64_t group) {
-    const auto slot = slots.find(group);
-    if (slot == slots.end()) return;
-    policy_.release(slot->second);
-    slots.erase(slot);
-  }
+    void take(Slots& slots, int64_t group, int64_t bytes) {
+      if (bytes > 0) slots[group] = policy.acquire(bytes);
+    }
+
+    void give_back(Slots& slots, int64_t group) {
+      const auto slot = slots.find(group);
+      if (slot == slots.end()) return;
+      policy.release(slot->second);
+      slots.erase(slot);
+    }
+
+    SlotPolicy policy;
+  };
 
   const std::vector<SlotBytes>& bytes_;
-  SlotPolicy policy_;
-  Slots gather_, gradient_, scratch_;
+  Pool buffers_, scratch_;
+  Slots gathered_, gradients_, reduced_;
 };
 
 int64_t reduce_scratch(int64_t members, int64_t own_bytes) { return (members - 1) * round_up(own_bytes, kPaddedBytes); }
@@ -279,11 +299,16 @@ SlotBytes slot_bytes(const Plan& plan, int64_t group) {
   return sum;
 }
 
-std::vector<int64_t> pool_slots(const Plan& plan) {
+int64_t PoolSlots::total() const {
+  return std::accumulate(scratch.begin(), scratch.end(),
+                         std::accumulate(buffers.begin(), buffers.end(), int64_t{0}));
+}
+
+PoolSlots pool_slots(const Plan& plan) {
   const std::vector<Event> events = schedule_of(plan, 2);
   std::vector<SlotBytes> bytes;
   for (int64_t g = 0; g < std::ssize(plan.groups); ++g) bytes.push_back(slot_bytes(plan, g));
-  std::vector<int64_t> sizes, before;
+  PoolSlots sizes, before;
   do {
     before = sizes;
     Replay replay(bytes, sizes);

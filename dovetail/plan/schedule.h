@@ -4,11 +4,12 @@
 //
 // Forward, at the start of group g: gather g unless under way, gather the next `prefetch` groups, compute g.
 // At its end: release g unless it stays. Backward, at the start of g: the same with the groups before it,
-// where g's gradient buffer is opened before g computes. At its end: release g, add the gradient to the local
-// accumulator where there is one, finish reductions until fewer than max(1, pending_reductions) are in flight
-// (oldest first), start reducing g (and finish it at once when pending_reductions is 0). The root group is
-// gathered before all others, released and reduced after all others. At the end of backward all reductions
-// are finished.
+// where g's gradient buffer is opened before g computes. But while max(1, pending_reductions) are in flight, the
+// groups ahead wait until half of g's gradient has been written: then reductions are finished until fewer are in
+// flight (oldest first), and gathers take the slots that this frees. At the end of g: release g, add the gradient to
+// the local accumulator where there is one, finish reductions in the same way, start reducing g (and finish it at once
+// when pending_reductions is 0). The root group is gathered before all others, released and reduced after all others.
+// At the end of backward all reductions are finished.
 //
 // Prefetch counts only groups that the pass gathers. A group without elements takes part in nothing. With
 // zero3 == 1 the runtime shard is the whole: nothing is gathered or released. With local accumulation over
@@ -33,7 +34,7 @@ enum class Action : uint8_t {
   release,        // give the gather slot back
   open_gradient,  // take a gradient slot
   accumulate,     // add the gradient slot to the local accumulator; give the gradient slot back
-  reduce,         // issue the reduction of the group's gradient (or accumulator): takes a scratch slot
+  reduce,         // issue the reduction of the group's gradient (or accumulator): takes a slot of the scratch pool
   finish_reduce,  // wait for it; give the scratch slot and, if still held, the gradient slot back
   update,         // reduce over zero1/zero2 and replicas, norm, update operations (all groups)
 };
@@ -75,9 +76,17 @@ struct SlotBytes {
 };
 SlotBytes slot_bytes(const Plan& plan, int64_t group);
 
-// Sizes of the pool's slots after replaying steps of two micro-batches from an empty pool until a step
-// changes nothing. Groups are updated one after the other; a request of no bytes is not made.
-std::vector<int64_t> pool_slots(const Plan& plan);
+// Sizes of slots, of two pools: what a gather or a gradient left would hold a larger slot than a reduction needs.
+struct PoolSlots {
+  std::vector<int64_t> buffers;  // gathers and gradients
+  std::vector<int64_t> scratch;  // of reductions, in backward and at the update
+  int64_t total() const;
+  bool operator==(const PoolSlots&) const = default;
+};
+
+// After replaying steps of two micro-batches from empty pools until a step changes nothing. Groups are updated one
+// after the other; a request of no bytes is not made.
+PoolSlots pool_slots(const Plan& plan);
 
 // How comm::Group::all_reduce cuts n elements among r members: slices of ceil(n/r) elements, rounded up to 64
 // bytes of fp32; the last ones may be short or empty.

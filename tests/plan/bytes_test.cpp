@@ -58,7 +58,7 @@ class Walk {
       if (at.s2 == me_.zero2) h.gradient += 4;
       if (plan_.options.local_accumulation && d_.zero2 > 1) h.accumulator += 4;
     });
-    for (int64_t slot : pool_slots(plan_)) h.slots += slot;
+    h.slots = pool_slots(plan_).total();
     return h;
   }
 

@@ -63,10 +63,11 @@ TEST(Schedule, OneStep) {
                           "B gather b", "B open_gradient root", "B compute root",      // prefetch passes over c
                           "B open_gradient c", "B compute c", "B release c",           //
                           "B reduce c",                                                //
-                          "B gather a", "B open_gradient b", "B compute b",            //
-                          "B release b", "B finish_reduce c", "B reduce b",            //
+                          "B open_gradient b", "B compute b",                          //
+                          "B finish_reduce c", "B gather a",                           // half of b's gradient is there
+                          "B release b", "B reduce b",                                 //
                           "B open_gradient a", "B compute a",                          //
-                          "B release a", "B finish_reduce b", "B reduce a",            //
+                          "B finish_reduce b", "B release a", "B reduce a",            //
                           "B release root", "B finish_reduce a", "B reduce root",      //
                           "B finish_reduce root", "update"));
 }
@@ -168,56 +169,58 @@ TEST(PoolSlots, OfTheStepAbove) {
   EXPECT_EQ(slot_bytes(plan, 0).gather, 256);
   EXPECT_EQ(slot_bytes(plan, 3).scratch, 64);
   // Forward takes slot 0 for the root, 1 for a, 2 for b, then 1 for c; the root and c stay.
-  // Backward: 2 for b, new ones for the gradients of the root (3) and c (4). Slot 1 is given back
-  // and serves as scratch of c. While that is under way, a is gathered (5) and b's gradient opened
-  // (6). Everything later finds a free slot.
-  EXPECT_THAT(pool_slots(plan), ElementsAre(64, 256, 256, 64, 256, 256, 256));
+  // Backward: 2 for b, new ones for the gradients of the root (3) and c (4). Slot 1 is given back and serves b's
+  // gradient while c's is reduced. Half of it is written: c is done and its slot takes a. Everything later finds a
+  // free one.
+  EXPECT_THAT(pool_slots(plan).buffers, ElementsAre(64, 256, 256, 64, 256));
+  EXPECT_THAT(pool_slots(plan).scratch, ElementsAre(128));
 }
 
 // Replays the events of a step on the given slots: what the engine does as its hooks fire.
 class TestReplay {
  public:
-  TestReplay(const Plan& plan, std::vector<int64_t> sizes) : plan_(plan), policy_(std::move(sizes)) {}
+  TestReplay(const Plan& plan, const PoolSlots& sizes)
+      : plan_(plan), buffers_(sizes.buffers), scratch_(sizes.scratch) {}
 
-  SlotPolicy run(const std::vector<Event>& events) {
+  PoolSlots run(const std::vector<Event>& events) {
     for (const Event& e : events) {
       const SlotBytes bytes = e.group < 0 ? SlotBytes{} : slot_bytes(plan_, e.group);
-      if (e.action == Action::gather) take("gather", e.group, bytes.gather);
-      if (e.action == Action::open_gradient) take("gradient", e.group, bytes.gradient);
-      if (e.action == Action::reduce) take("scratch", e.group, bytes.scratch);
-      if (e.action == Action::release) give("gather", e.group);
-      if (e.action == Action::accumulate) give("gradient", e.group);
+      if (e.action == Action::gather) take(buffers_, "gather", e.group, bytes.gather);
+      if (e.action == Action::open_gradient) take(buffers_, "gradient", e.group, bytes.gradient);
+      if (e.action == Action::reduce) take(scratch_, "scratch", e.group, bytes.scratch);
+      if (e.action == Action::release) give(buffers_, "gather", e.group);
+      if (e.action == Action::accumulate) give(buffers_, "gradient", e.group);
       if (e.action == Action::finish_reduce) {
-        give("scratch", e.group);
-        if (slots_.contains({"gradient", e.group})) give("gradient", e.group);
+        give(scratch_, "scratch", e.group);
+        if (slots_.contains({"gradient", e.group})) give(buffers_, "gradient", e.group);
       }
       if (e.action == Action::update) update();
     }
     EXPECT_TRUE(slots_.empty());
-    return policy_;
+    return {buffers_.sizes(), scratch_.sizes()};
   }
 
  private:
-  void take(const std::string& kind, int64_t group, int64_t bytes) {
+  void take(SlotPolicy& policy, const std::string& kind, int64_t group, int64_t bytes) {
     ASSERT_FALSE(slots_.contains({kind, group}));
     if (bytes == 0) return;
-    slots_[{kind, group}] = policy_.acquire(bytes);
+    slots_[{kind, group}] = policy.acquire(bytes);
   }
-  void give(const std::string& kind, int64_t group) {
+  void give(SlotPolicy& policy, const std::string& kind, int64_t group) {
     const SlotBytes bytes = slot_bytes(plan_, group);
     const bool none = (kind == "gather" && bytes.gather == 0) || (kind == "scratch" && bytes.scratch == 0);
     ASSERT_EQ(slots_.contains({kind, group}), !none) << kind << group;
     if (none) return;
-    policy_.release(slots_[{kind, group}]);
+    policy.release(slots_[{kind, group}]);
     slots_.erase({kind, group});
   }
   void update() {
     for (int64_t g = 0; g < std::ssize(plan_.groups); ++g)
-      if (const int64_t bytes = slot_bytes(plan_, g).update) policy_.release(policy_.acquire(bytes));
+      if (const int64_t bytes = slot_bytes(plan_, g).update) scratch_.release(scratch_.acquire(bytes));
   }
 
   const Plan& plan_;
-  SlotPolicy policy_;
+  SlotPolicy buffers_, scratch_;
   std::map<std::pair<std::string, int64_t>, int64_t> slots_;
 };
 
@@ -272,10 +275,10 @@ TEST(Schedule, RandomPlans) {
   for (int round = 0; round < 300; ++round) {
     const Plan plan = make_plan(random.options(), random.groups());
     SCOPED_TRACE(to_text(plan));
-    const std::vector<int64_t> slots = pool_slots(plan);
+    const PoolSlots slots = pool_slots(plan);
     for (int64_t micro_batches : {1, 2, 3}) {
       check_step(plan, micro_batches);
-      EXPECT_EQ(TestReplay(plan, slots).run(schedule_of(plan, micro_batches)).sizes(), slots);
+      EXPECT_EQ(TestReplay(plan, slots).run(schedule_of(plan, micro_batches)), slots);
     }
     if (HasFailure()) return;
   }
