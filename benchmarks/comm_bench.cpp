@@ -137,7 +137,7 @@ void bench_size(Group& world, Group& peers, ::c10d::Backend& gloo, const Setting
   std::vector<Candidate> reduce{
       {"bound",
        [&] {
-         tree.sum(private_inputs, DType::f32, {sums.data_ptr<float>(), static_cast<size_t>(each)}, false);
+         tree.sum(private_inputs, DType::f32, {sums.data_ptr<float>(), static_cast<size_t>(each)});
        },
        {}},
       {"peer", [&] { peers.reduce_scatter(in_place, {Phase::reduce, -1, 0, "bench"})->wait(); }, {}},
@@ -153,7 +153,7 @@ void bench_size(Group& world, Group& peers, ::c10d::Backend& gloo, const Setting
          for (int m = 0; m < n; ++m)
            inputs.push_back(static_cast<const std::byte*>(received.const_data_ptr()) +
                             bytes[m].begin);
-         tree.sum(inputs, DType::f32, {shard.data_ptr<float>(), static_cast<size_t>(each)}, false);
+         tree.sum(inputs, DType::f32, {shard.data_ptr<float>(), static_cast<size_t>(each)});
        },
        {}}};
   report(peers, s, "reduce_scatter", mib, reduce);
@@ -231,7 +231,7 @@ int sums(int64_t mib, int rounds) {
       std::vector<double> ms;
       for (int round = 0; round < rounds; ++round) {
         const auto start = Clock::now();
-        SumTree(ranks).sum(inputs, dtype, output, false);
+        SumTree(ranks).sum(inputs, dtype, output);
         ms.push_back(since_ms(start));
       }
       const double bytes = static_cast<double>(count) * (n * size_of(dtype) + 4);

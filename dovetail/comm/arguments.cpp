@@ -55,7 +55,8 @@ int check_split(const std::vector<std::vector<int>>& groups, int size, int membe
 void reduce_alone(const ReduceScatter& r) {
   const int only = 0;
   const std::byte* input = r.input + r.slices[0].begin * size_of(r.dtype);
-  SumTree({&only, 1}).sum({&input, 1}, r.dtype, {r.output, static_cast<size_t>(r.slices[0].size())}, r.accumulate);
+  SumTree({&only, 1}).sum({&input, 1}, r.dtype, {r.output, static_cast<size_t>(r.slices[0].size())},
+                            {r.accumulate, r.scale, r.finished});
 }
 
 void copy_own(std::span<const Send> sends, std::span<const Receive> receives, int member) {

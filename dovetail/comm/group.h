@@ -20,6 +20,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -56,7 +57,7 @@ struct Gathered {
   std::vector<const std::byte*> whole;  // per plane: where the whole plane can be read once work is done
 };
 
-// output[i] (+)= sum over members of their input[slices[rank].begin + i], taken in fp32.
+// output[i] (+)= scale * sum over members of their input[slices[rank].begin + i], taken in fp32.
 struct ReduceScatter {
   const std::byte* input = nullptr;  // slices.back().end elements of `dtype` (fp32 or bf16)
   DType dtype = DType::f32;
@@ -68,6 +69,10 @@ struct ReduceScatter {
   // read.
   bool sparse = false;
   bool output_is_zero = false;       // and so is the output: it is not written there either
+  float scale = 1;
+  // Shown, in wait(), runs of the output that are final, while they are in cache; ascending, each element once but for
+  // zeros that `sparse` leaves out. Only where the output is memory of the host.
+  std::function<void(int64_t begin, std::span<const float> run)> finished = nullptr;
 };
 
 // One point-to-point message. A member may send to itself.

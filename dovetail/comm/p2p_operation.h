@@ -104,7 +104,7 @@ class P2PReduceScatter final : public P2POperation {
   std::vector<const std::byte*> inputs_;  // per member
   DType dtype_;
   std::span<float> output_;
-  bool accumulate_;
+  SumOutput how_;
 };
 
 // all_reduce: a reduce-scatter by equal slices, then an all-gather of the sums, which needs no header of its own.

@@ -9,7 +9,7 @@ P2PReduceScatter::P2PReduceScatter(std::shared_ptr<P2PMembers> members, const Re
       inputs_(members_->size()),
       dtype_(r.dtype),
       output_(r.output, static_cast<size_t>(r.slices[members_->rank].size())),
-      accumulate_(r.accumulate) {
+      how_{r.accumulate, r.scale, r.finished} {
   const int size = members_->size(), me = members_->rank;
   const int64_t item = size_of(r.dtype), own = r.slices[me].size() * item;
   inputs_[me] = r.input + r.slices[me].begin * item;
@@ -26,7 +26,7 @@ P2PReduceScatter::P2PReduceScatter(std::shared_ptr<P2PMembers> members, const Re
 void P2PReduceScatter::complete(Clock::time_point until) {
   wait_headers(until);
   wait_receives(until);
-  members_->tree.sum(inputs_, dtype_, output_, accumulate_);
+  members_->tree.sum(inputs_, dtype_, output_, how_);
   wait_sends(until);
   count_bytes();
 }
@@ -63,7 +63,7 @@ void P2PReduction::second_act(Clock::time_point until) {
   const int64_t elements = static_cast<int64_t>(data_.size());
   const Interval mine = slice(elements, size, me);
   const auto own = data_.subspan(mine.begin, mine.size());
-  members_->tree.sum(inputs_, DType::f32, own, false);
+  members_->tree.sum(inputs_, DType::f32, own);
   // The slices about to be received must have left.
   wait_sends(until);
   for (int i = 1; i < size; ++i) {

@@ -19,6 +19,8 @@ namespace {
 
 // Elements of a temporary: 4 KiB, so that a few levels and their inputs stay in the first-level cache.
 constexpr int64_t kBlock = 1024;
+// Elements that are shown at a time: 16 KiB.
+constexpr int64_t kShown = 4096;
 
 struct F32 {
   static constexpr int kSize = 4;
@@ -55,6 +57,10 @@ inline float load(Bf16, const std::byte* p, int64_t i) {
 DT_KERNELS(F32, f32)
 DT_KERNELS(Bf16, bf16)
 #undef DT_KERNELS
+
+DT_CLONES void scale_f32(float* out, float scale, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] *= scale;
+}
 
 struct Kernels {
   int size;
@@ -122,20 +128,30 @@ SumTree::SumTree(std::span<const int> ranks) : members_(ranks.size()), ranks_(ra
 int SumTree::split(std::span<const int> ranks, int first, int last) { return split_at(ranks, first, last); }
 
 void SumTree::sum(std::span<const std::byte* const> inputs, DType dtype, std::span<float> output,
-                  bool accumulate) const {
+                  const SumOutput& how) const {
   DT_CHECK_EQ(inputs.size(), members_.size());
   const Kernels kernels = kernels_of(dtype);
   const int n = static_cast<int>(members_.size());
   const int64_t total = static_cast<int64_t>(output.size());
-  // With one or two leaves there is no temporary to keep in cache.
-  const int64_t step = n <= 2 ? std::max<int64_t>(total, 1) : kBlock;
+  // With one or two leaves there is no temporary to keep in cache, and often nothing to do after the sum.
+  const bool scales = how.scale != 1;
+  int64_t step = n <= 2 ? std::max<int64_t>(total, 1) : kBlock;
+  if (how.finished || scales) step = std::min(step, how.accumulate && scales ? kBlock : kShown);
+  alignas(64) float temporary[kBlock];
   for (int64_t begin = 0; begin < total; begin += step) {
     const Block block{kernels, inputs, members_, ranks_, begin, std::min(step, total - begin)};
-    if (accumulate) {
-      block.add(0, n, output.data() + begin);
+    float* out = output.data() + begin;
+    if (!how.accumulate) {
+      block.evaluate(0, n, out);
+      if (scales) scale_f32(out, how.scale, block.count);
+    } else if (scales) {
+      block.evaluate(0, n, temporary);
+      scale_f32(temporary, how.scale, block.count);
+      add1_f32(out, reinterpret_cast<const std::byte*>(temporary), block.count);
     } else {
-      block.evaluate(0, n, output.data() + begin);
+      block.add(0, n, out);
     }
+    if (how.finished) how.finished(begin, {out, static_cast<size_t>(block.count)});
   }
 }
 

@@ -3,12 +3,21 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <vector>
 
 #include "dovetail/base/dtype.h"
 
 namespace dovetail::comm {
+
+// What becomes of a sum on its way to memory.
+struct SumOutput {
+  bool accumulate = false;  // added to what is there, instead of replacing it
+  float scale = 1;          // multiplies the sum, in fp32, before it is added or written
+  // Shown runs of the output that are final, while they are in cache; ascending, each element once.
+  std::function<void(int64_t begin, std::span<const float> run)> finished = nullptr;
+};
 
 // The tree splits a set of ranks at the highest bit in which its smallest and largest differ: ((0+1)+(2+3)), and
 // ((0+1)+2) for three. A sum over aligned runs of 2^k ranks is therefore a subtree of the sum over
@@ -18,10 +27,11 @@ class SumTree {
   // Ranks of the members, distinct, in any order.
   explicit SumTree(std::span<const int> ranks);
 
-  // output[i] (+)= the sum over members m of inputs[m][i], taken in fp32. Inputs hold output.size()
+  // output[i] (+)= scale * the sum over members m of inputs[m][i], taken in fp32. Inputs hold output.size()
   // elements of `dtype` (fp32, or bf16 widened on the way), of any alignment; output overlaps none
   // of them. The bits of an element do not depend on where it lies.
-  void sum(std::span<const std::byte* const> inputs, DType dtype, std::span<float> output, bool accumulate) const;
+  void sum(std::span<const std::byte* const> inputs, DType dtype, std::span<float> output,
+           const SumOutput& how = {}) const;
 
   // The same tree over values of any kind: leaf(member) gives one, add(a, b) their sum.
   template <class Leaf, class Add>

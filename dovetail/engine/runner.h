@@ -46,6 +46,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   // The main weights were or may have been written: the next root forward starts from them.
   void mark_stale() { stale_ = true; }
   void expose() { exposed_ = true; }
+  bool exposed() const { return exposed_; }
 
   // Reduces what `fill` writes as this rank's gradients, as a backward pass would.
   void inject(const std::function<void(ShardGroup&)>& fill);

@@ -12,12 +12,15 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "dovetail/engine/context.h"
 #include "dovetail/layout/shard_chain.h"
+#include "dovetail/numerics/reproducible_sum.h"
 #include "dovetail/plan/format.h"
 #include "dovetail/plan/schedule.h"
 #include "dovetail/storage/views.h"
@@ -91,6 +94,9 @@ class ShardGroup {
   // Optimizer step: main gradients from gradient shards. A group without gradient in this step does nothing.
   void reduce_main();
   bool has_gradient() const { return gradient_valid_; }
+  // Adds the squares of the zero1 gradients of trainable parameters. What their last reduction has summed on its way is
+  // taken from there unless `written`, which says that gradients were writable since.
+  void add_squares(ReproducibleSum& sum, bool written) const;
   void drop_gradient();
   // Gradient shards that hold nothing of this step take no memory until they are written again.
   void discard_spent_gradient();
@@ -118,6 +124,9 @@ class ShardGroup {
   std::byte* written_at(const GroupParameter& p) const;  // where the open gradient is written
   void zero_written(const GroupParameter& p);
   void zero_missing();
+  // Of runs of a gradient shard that begins at element `shard` of the segment.
+  std::function<void(int64_t, std::span<const float>)> square_runs(int64_t segment, int64_t shard);
+  std::vector<bool> trainable_mask() const;
   void accumulate_slot();
 
   Context& context_;
@@ -127,6 +136,8 @@ class ShardGroup {
   int64_t main_elements_ = 0;
   std::vector<GroupSegment> segments_;
   std::vector<GroupParameter> parameters_;
+  std::optional<ReproducibleSum> squares_;  // taken in the last reduction, of the parameters in `squared_`
+  std::vector<bool> squared_;
   Buffer runtime_, main_, gradient_, main_gradient_, accumulator_;
 
   Residence residence_ = Residence::released;

@@ -60,16 +60,43 @@ void ShardGroup::accumulate_slot() {
     const std::byte* input = gradient_slot_.data() + s.slot_offset;
     auto* output = reinterpret_cast<float*>(accumulator_.data() + s.accumulator_offset);
     tree.sum(std::span(&input, 1), s.format.gradient, {output, static_cast<size_t>(s.layout->size())},
-             accumulator_valid_);
+             {.accumulate = accumulator_valid_});
   }
   accumulator_valid_ = true;
   gradient_slot_.reset();
+}
+
+std::vector<bool> ShardGroup::trainable_mask() const {
+  std::vector<bool> mask;
+  for (const GroupParameter& p : parameters_) mask.push_back(p.leaf.requires_grad());
+  return mask;
+}
+
+// Not of padding, which holds anything.
+std::function<void(int64_t, std::span<const float>)> ShardGroup::square_runs(int64_t segment, int64_t shard) {
+  return [this, segment, shard](int64_t begin, std::span<const float> run) {
+    const int64_t at = shard + begin;
+    for (size_t i = 0; i < parameters_.size(); ++i) {
+      if (!squared_[i] || parameters_[i].segment != segment) continue;
+      const Interval part =
+          intersect(parameters_[i].placement.interval(), {at, at + static_cast<int64_t>(run.size())});
+      if (!part.empty()) squares_->add(run.subspan(part.begin - at, part.size()));
+    }
+  };
+}
+
+void ShardGroup::add_squares(ReproducibleSum& sum, bool written) const {
+  if (squares_ && !written && squared_ == trainable_mask()) return sum.merge(*squares_);
+  for (const GroupParameter& p : parameters_)
+    if (p.leaf.requires_grad())
+      sum.add({main_gradient_at(p), static_cast<size_t>(p.chain.held(Level::zero1).size())});
 }
 
 void ShardGroup::start_reduce(bool sync) {
   if (gradient_state_ == GradientState::closed) open_gradient();
   DT_CHECK(gradient_state_ == GradientState::open, "the gradient of {} is being reduced already", title());
   zero_missing();
+  squares_.reset();
   if (direct_) {
     gradient_state_ = GradientState::reducing;
     return;
@@ -88,13 +115,21 @@ void ShardGroup::start_reduce(bool sync) {
                                          even_slices(ranks.size(), s.layout->shard2));
   wanted = std::max(wanted, slot_bytes_.scratch);
   if (wanted > 0) scratch_slot_ = context_.scratch_pool->acquire(wanted);
-  for (const GroupSegment& s : segments_) {
+  // What is final is measured on the way. More micro-batches may come, so only the first of them are.
+  const plan::Degrees& d = context_.degrees();
+  if (!gradient_valid_ && d.zero1 == d.zero2 && context_.ranks.replica->size() == 1) {
+    squares_.emplace();
+    squared_ = trainable_mask();
+  }
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const GroupSegment& s = segments_[i];
     comm::ReduceScatter request;
     request.dtype = local ? DType::f32 : s.format.gradient;
     request.input = local ? accumulator_.data() + s.accumulator_offset : gradient_slot_.data() + s.slot_offset;
     request.slices = even_slices(ranks.size(), s.layout->shard2);
     request.output = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
     request.accumulate = gradient_valid_;
+    if (squares_) request.finished = square_runs(static_cast<int64_t>(i), s.layout->shard2 * ranks.rank());
     request.sparse = sparse_ && !local;
     request.output_is_zero = !gradient_valid_ && !gradient_spent_;
     const int64_t bytes = ranks.reduce_scratch_bytes(request.dtype, request.slices);
@@ -125,7 +160,12 @@ void ShardGroup::reduce_main() {
   comm::Group& parts = *context_.ranks.reduce_main;
   comm::Group& replicas = *context_.ranks.replica;
   const int64_t zero2 = plan::zero2_shard(d, context_.position);
-  for (const GroupSegment& s : segments_) {
+  if (parts.size() > 1 && replicas.size() == 1) {
+    squares_.emplace();
+    squared_ = trainable_mask();
+  }
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    const GroupSegment& s = segments_[i];
     auto* shard = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
     float* main = shard;
     if (parts.size() > 1) {
@@ -135,6 +175,8 @@ void ShardGroup::reduce_main() {
       request.slices =
           zero1_slices(*s.layout, zero2 * parts.size(), parts.size(), s.layout->zero2_interval(zero2).begin);
       request.output = main;
+      const int64_t first = s.layout->zero2_interval(zero2).begin + request.slices[parts.rank()].begin;
+      if (squares_) request.finished = square_runs(static_cast<int64_t>(i), first);
       const int64_t bytes = parts.reduce_scratch_bytes(DType::f32, request.slices);
       SlotPool::Slot scratch;
       if (bytes > 0) scratch = context_.scratch_pool->acquire(bytes);
@@ -156,6 +198,7 @@ void ShardGroup::drop_gradient() {
   if (gradient_state_ == GradientState::reducing) finish_reduce();
   gradient_slot_.reset();
   gradient_state_ = GradientState::closed;
+  squares_.reset();
   gradient_spent_ |= gradient_valid_ || accumulator_valid_;
   gradient_valid_ = accumulator_valid_ = false;
   for (GroupParameter& p : parameters_) {

@@ -70,8 +70,8 @@ ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
     for (const GroupParameter& p : group->parameters()) {
       if (!p.leaf.requires_grad()) continue;
       message.contributed[p.index] = p.contributed;
-      sum.add({group->main_gradient_at(p), static_cast<size_t>(p.chain.held(Level::zero1).size())});
     }
+    group->add_squares(sum, runner_.exposed());
   }
   message.partial = sum.to_bytes();
   const auto all =

@@ -63,7 +63,7 @@ void check_gather(Group& group, const std::vector<std::vector<Interval>>& slices
 }
 
 // Reduces value_at(rank, i) and compares with the tree's definition, bit for bit.
-void check_reduce(Group& group, const std::vector<Interval>& slices, DType dtype, bool accumulate) {
+void check_reduce(Group& group, const std::vector<Interval>& slices, DType dtype, bool accumulate, float scale = 1) {
   const int64_t total = slices.back().end;
   std::vector<float> f32(static_cast<size_t>(total));
   std::vector<uint16_t> bf16(static_cast<size_t>(total));
@@ -81,17 +81,25 @@ void check_reduce(Group& group, const std::vector<Interval>& slices, DType dtype
   request.slices = slices;
   request.output = output.data();
   request.accumulate = accumulate;
+  request.scale = scale;
+  // Every element is shown once, in order, as it stays.
+  std::vector<float> shown;
+  request.finished = [&](int64_t begin, std::span<const float> run) {
+    ASSERT_EQ(begin, std::ssize(shown));
+    shown.insert(shown.end(), run.begin(), run.end());
+  };
   request.scratch = scratch;
   group.reduce_scatter(request, {Phase::reduce, 2, 9, "gradients"})->wait();
   std::vector<int> ranks(group.global_ranks().begin(), group.global_ranks().end());
   std::ranges::sort(ranks);
   for (int64_t i = 0; i < mine.size(); ++i) {
-    const float sum = tree_value(ranks, [&](int r) {
+    const float sum = scale * tree_value(ranks, [&](int r) {
       const float v = value_at(r, mine.begin + i);
       return dtype == DType::f32 ? v : truncated(v);
     });
     ASSERT_EQ(output[i], accumulate ? 0.5f + sum : sum) << name_of(dtype) << " element " << i;
   }
+  ASSERT_EQ(shown, output);
 }
 
 TEST_P(Conformance, GathersEvenSlices) {
@@ -138,6 +146,8 @@ TEST_P(Conformance, ReducesOverTheTree) {
       for (int64_t n : {0, 1, 5, 1027, 40'001}) {
         check_reduce(g, even_slices(g.size(), n), dtype, false);
         check_reduce(g, even_slices(g.size(), n), dtype, true);
+        check_reduce(g, even_slices(g.size(), n), dtype, false, 0.3f);
+        check_reduce(g, even_slices(g.size(), n), dtype, true, 0.25f);
       }
     }
   });

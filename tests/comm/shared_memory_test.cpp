@@ -38,8 +38,13 @@ TEST_P(SharedMemoryOf, ReducesWhatWasWritten) {
       std::vector<float> output(static_cast<size_t>(own), zero ? 0.0f : 0.5f);
       const auto slices = even_slices(g.size(), own);
       std::vector<std::byte> scratch(static_cast<size_t>(g.reduce_scratch_bytes(DType::f32, slices)));
-      ReduceScatter request{reinterpret_cast<const std::byte*>(input), DType::f32, slices, output.data(), accumulate,
-                            scratch, true, zero};
+      ReduceScatter request{.input = reinterpret_cast<const std::byte*>(input), .slices = slices,
+                            .output = output.data(), .accumulate = accumulate, .scratch = scratch, .sparse = true,
+                            .output_is_zero = zero};
+      std::vector<float> shown(static_cast<size_t>(own), 0.0f);
+      request.finished = [&](int64_t begin, std::span<const float> run) {
+        std::copy(run.begin(), run.end(), shown.begin() + begin);
+      };
       g.reduce_scatter(request, {Phase::reduce, 0, round, "sparse"})->wait();
       for (int64_t i = 0; i < own; ++i) {
         const int64_t at = g.rank() * own + i;
@@ -47,6 +52,9 @@ TEST_P(SharedMemoryOf, ReducesWhatWasWritten) {
           return (at / 100 + 7 * r) % 50 == 3 || at >= total - 2 ? value_at(r, at) : 0.0f;
         });
         ASSERT_EQ(output[i], accumulate ? (zero ? 0.0f : 0.5f) + sum : sum) << i << " in round " << round;
+        if (sum != 0) {
+          ASSERT_EQ(shown[i], output[i]) << i << " in round " << round;
+        }
       }
     }
   });

@@ -26,7 +26,7 @@ std::vector<float> sum_of(const std::vector<int>& ranks, int64_t n, int64_t shif
     inputs.push_back(at);
   }
   std::vector<float> out(static_cast<size_t>(n));
-  SumTree(ranks).sum(inputs, DType::f32, out, false);
+  SumTree(ranks).sum(inputs, DType::f32, out);
   return out;
 }
 
@@ -58,7 +58,7 @@ TEST(SumTree, KeepsInfinitiesAndNaN) {
   const std::vector<float> a{inf, inf, 1, -0.0f}, b{1, -inf, std::nanf(""), -0.0f};
   const std::byte* inputs[] = {std::as_bytes(std::span(a)).data(), std::as_bytes(std::span(b)).data()};
   std::vector<float> out(4);
-  SumTree(std::vector{0, 1}).sum(inputs, DType::f32, out, false);
+  SumTree(std::vector{0, 1}).sum(inputs, DType::f32, out);
   EXPECT_EQ(out[0], inf);
   EXPECT_TRUE(std::isnan(out[1]));
   EXPECT_TRUE(std::isnan(out[2]));
@@ -78,10 +78,10 @@ TEST(SumTree, TensorsGiveTheSameBits) {
         inputs.push_back(dtype == DType::f32 ? t : t.to(at::kBFloat16));
       }
       for (const at::Tensor& t : inputs) pointers.push_back(static_cast<const std::byte*>(t.const_data_ptr()));
-      for (bool accumulate : {false, true}) {
+      for (SumOutput how : {SumOutput{}, {.accumulate = true}, {.scale = 0.3f}, {.accumulate = true, .scale = 0.3f}}) {
         at::Tensor expected = at::full({1500}, 0.25f), got = expected.clone();
-        tree.sum(pointers, dtype, {expected.data_ptr<float>(), 1500}, accumulate);
-        sum_tensors(tree, inputs, got, accumulate);
+        tree.sum(pointers, dtype, {expected.data_ptr<float>(), 1500}, how);
+        sum_tensors(tree, inputs, got, how);
         EXPECT_TRUE(at::equal(got, expected));
       }
     }
@@ -91,7 +91,7 @@ TEST(SumTree, TensorsGiveTheSameBits) {
 TEST(SumTree, RefusesOtherTypesAndRepeatedRanks) {
   std::vector<float> out(1);
   const std::byte* input = std::as_bytes(std::span(out)).data();
-  EXPECT_THROW(SumTree(std::vector{0}).sum({&input, 1}, DType::i64, out, false), ConfigError);
+  EXPECT_THROW(SumTree(std::vector{0}).sum({&input, 1}, DType::i64, out), ConfigError);
   EXPECT_THROW(SumTree(std::vector{0, 2, 0}), InvariantError);
 }
 

@@ -273,6 +273,29 @@ TEST(Features, NonFiniteGradientsSkipTheStepEverywhere) {
   });
 }
 
+// The norm is summed where gradients are reduced; what is written to them or frozen afterwards counts all the same.
+TEST(Features, TheNormIsOfTheGradientsAsTheyAreAtTheStep) {
+  auto norms = [](const std::function<void(Engine&, Net&)>& between) {
+    double norm = 0;
+    comm::spawn(2, [&](comm::Group& world) {
+      auto net = make_net();
+      Engine engine(net, borrow(world), options(2, 2, 2), adamw());
+      net->forward(batch(world.rank(), {2, 5})).sum().backward();
+      between(engine, *net);
+      const double mine = engine.step(0.1f, 1).grad_norm;
+      if (world.rank() == 0) norm = mine;
+    });
+    return norm;
+  };
+  const double plain = norms([](Engine&, Net&) {});
+  EXPECT_GT(plain, 0);
+  EXPECT_EQ(plain, norms([](Engine& engine, Net&) { engine.parameters(); }));
+  EXPECT_EQ(2 * plain, norms([](Engine& engine, Net&) {
+    for (UpdateParameter& p : engine.parameters()) p.grad.mul_(2);
+  }));
+  EXPECT_LT(norms([](Engine&, Net& net) { net.in.requires_grad_(false); }), plain);
+}
+
 template <class E>
 void expect_error(const std::function<void()>& call, const std::vector<std::string>& words) {
   try {

@@ -84,7 +84,7 @@ class NativeGroup final : public Group {
   void spread(const std::byte* input, int64_t item, std::span<const Interval> slices, std::byte* scratch,
               BackendWorks& works) const;
   void collect(const GatherPlane& plane, BackendWorks& works) const;
-  void sum(const std::byte* parts, DType dtype, float* output, int64_t count, bool accumulate) const;
+  void sum(const std::byte* parts, DType dtype, float* output, int64_t count, const SumOutput& how = {}) const;
 
   const std::shared_ptr<P2PMembers> members_;
   P2PGroup control_;
@@ -156,20 +156,20 @@ void NativeGroup::collect(const GatherPlane& plane, BackendWorks& works) const {
   move(sends, receives, works);
 }
 
-void NativeGroup::sum(const std::byte* parts, DType dtype, float* output, int64_t count, bool accumulate) const {
+void NativeGroup::sum(const std::byte* parts, DType dtype, float* output, int64_t count, const SumOutput& how) const {
   const int size = members_->size();
   const int64_t bytes = count * size_of(dtype);
   if (options_.device.is_cpu()) {
     std::vector<const std::byte*> inputs;
     for (int m = 0; m < size; ++m) inputs.push_back(parts + m * bytes);
-    members_->tree.sum(inputs, dtype, {output, static_cast<size_t>(count)}, accumulate);
+    members_->tree.sum(inputs, dtype, {output, static_cast<size_t>(count)}, how);
     return;
   }
   std::vector<at::Tensor> inputs;
   for (int m = 0; m < size; ++m) {
     inputs.push_back(wrap(parts + m * bytes, count, dtype == DType::f32 ? at::kFloat : at::kBFloat16));
   }
-  sum_tensors(members_->tree, inputs, wrap(output, count, at::kFloat), accumulate);
+  sum_tensors(members_->tree, inputs, wrap(output, count, at::kFloat), how);
 }
 
 Gathered NativeGroup::all_gather(std::span<const GatherPlane> planes, const Identity& id) {
@@ -204,8 +204,11 @@ WorkHandle NativeGroup::reduce_scatter(const ReduceScatter& r, const Identity& i
   const int size = members_->size(), me = members_->rank;
   check_reduce(r, size, reduce_scratch_bytes(r.dtype, r.slices));
   const int64_t item = size_of(r.dtype), count = r.slices[me].size();
+  if (r.finished && !options_.device.is_cpu())
+    raise<ConfigError>("reduce_scatter: sums can be shown in memory of the host, got a device's");
+  const SumOutput how{r.accumulate, r.scale, r.finished};
   if (size == 1) {
-    sum(r.input + r.slices[0].begin * item, r.dtype, r.output, count, r.accumulate);
+    sum(r.input + r.slices[0].begin * item, r.dtype, r.output, count, how);
     return finished_work();
   }
   P2POperation operation(members_, Operation::reduce_scatter, id);
@@ -216,8 +219,9 @@ WorkHandle NativeGroup::reduce_scatter(const ReduceScatter& r, const Identity& i
   BackendWorks works;
   launch(operation.header(), [&] { spread(r.input, item, r.slices, r.scratch.data(), works); });
   return std::make_unique<NativeWork>(members_, operation.header(), std::move(works),
-                                      [this, parts = r.scratch.data(), dtype = r.dtype, output = r.output, count,
-                                       accumulate = r.accumulate] { sum(parts, dtype, output, count, accumulate); });
+                                      [this, parts = r.scratch.data(), dtype = r.dtype, output = r.output, count, how] {
+                                        sum(parts, dtype, output, count, how);
+                                      });
 }
 
 int64_t NativeGroup::all_reduce_scratch_bytes(int64_t elements) const {
@@ -246,7 +250,7 @@ WorkHandle NativeGroup::all_reduce(std::span<float> data, std::span<std::byte> s
   std::byte* const start = std::as_writable_bytes(data).data();
   launch(operation.header(), [&] { spread(start, 4, slices, scratch.data(), works); });
   NativeWork(members_, operation.header(), std::move(works)).wait();
-  sum(scratch.data(), DType::f32, data.data() + slices[me].begin, slices[me].size(), false);
+  sum(scratch.data(), DType::f32, data.data() + slices[me].begin, slices[me].size());
   works.clear();
   launch(operation.header(), [&] { collect({start + bytes[me].begin, start, bytes}, works); });
   NativeWork(members_, operation.header(), std::move(works)).wait();
@@ -292,10 +296,11 @@ std::unique_ptr<Group> make_native_group(std::shared_ptr<P2PMembers> members, Na
   return std::make_unique<NativeGroup>(std::move(members), std::move(options), name);
 }
 
-void sum_tensors(const SumTree& tree, const std::vector<at::Tensor>& inputs, at::Tensor out, bool accumulate) {
-  const at::Tensor sum = tree.fold([&](int m) { return inputs[m].to(at::kFloat); },
+void sum_tensors(const SumTree& tree, const std::vector<at::Tensor>& inputs, at::Tensor out, const SumOutput& how) {
+  at::Tensor sum = tree.fold([&](int m) { return inputs[m].to(at::kFloat); },
                                    [](at::Tensor a, const at::Tensor& b) { return at::add(a, b); });
-  accumulate ? out.add_(sum) : out.copy_(sum);
+  if (how.scale != 1) sum = at::mul(sum, how.scale);
+  how.accumulate ? out.add_(sum) : out.copy_(sum);
 }
 
 }  // namespace dovetail::comm

@@ -29,8 +29,7 @@ struct NativeOptions {
 std::unique_ptr<Group> make_native_group(std::shared_ptr<P2PMembers> members, NativeOptions options,
                                          const std::string& name);
 
-// out (+)= the sum of the members' tensors over the tree, in fp32, by tensor operations on any
-// device: the same bits as SumTree::sum.
-void sum_tensors(const SumTree& tree, const std::vector<at::Tensor>& inputs, at::Tensor out, bool accumulate);
+// SumTree::sum by tensor operations on any device, with the same bits. Shows no runs.
+void sum_tensors(const SumTree& tree, const std::vector<at::Tensor>& inputs, at::Tensor out, const SumOutput& how);
 
 }  // namespace dovetail::comm

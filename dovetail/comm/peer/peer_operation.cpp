@@ -65,7 +65,8 @@ PeerReduceScatter::PeerReduceScatter(std::shared_ptr<P2PMembers> members, std::s
       dtype_(r.dtype),
       begin_(r.slices[members_->rank].begin * size_of(r.dtype)),
       output_(r.output, static_cast<size_t>(r.slices[members_->rank].size())),
-      accumulate_(r.accumulate),
+      how_{r.accumulate, r.scale, {}},
+      finished_(r.finished),
       sparse_(r.sparse),
       output_is_zero_(r.output_is_zero) {
   const int64_t own = static_cast<int64_t>(output_.size()) * size_of(dtype_);
@@ -82,7 +83,7 @@ void PeerReduceScatter::second_act(Clock::time_point until) {
   if (size > 0 && !sparse_) sum({0, size});
   if (size > 0 && sparse_) {
     int64_t end = 0;
-    const bool clear = !accumulate_ && !output_is_zero_;
+    const bool clear = !how_.accumulate && !output_is_zero_;
     auto skip_to = [&](int64_t next) {
       if (clear) std::fill(output_.begin() + end, output_.begin() + next, 0.0f);
     };
@@ -100,7 +101,11 @@ void PeerReduceScatter::sum(Interval elements) {
   std::vector<const std::byte*> inputs;
   for (int m = 0; m < members_->size(); ++m)
     inputs.push_back(operand(m) + begin_ + elements.begin * size_of(dtype_));
-  members_->tree.sum(inputs, dtype_, output_.subspan(elements.begin, elements.size()), accumulate_);
+  if (finished_)
+    how_.finished = [this, first = elements.begin](int64_t begin, std::span<const float> run) {
+      finished_(first + begin, run);
+    };
+  members_->tree.sum(inputs, dtype_, output_.subspan(elements.begin, elements.size()), how_);
 }
 
 std::vector<Interval> PeerReduceScatter::written() const {
@@ -157,7 +162,7 @@ void PeerAllReduce::second_act(Clock::time_point until) {
     std::vector<const std::byte*> inputs;
     for (int m = 0; m < size; ++m) inputs.push_back(operand(m) + mine.begin * 4);
     const std::span<float> sum(reinterpret_cast<float*>(scratch_.data()), static_cast<size_t>(mine.size()));
-    members_->tree.sum(inputs, DType::f32, sum, false);
+    members_->tree.sum(inputs, DType::f32, sum);
     std::memcpy(own_operand() + mine.begin * 4, sum.data(), sum.size_bytes());
   }
   tell(kSummed);
