@@ -59,7 +59,8 @@ void reduce_alone(const ReduceScatter& r) {
                             {r.accumulate, r.scale, r.finished});
 }
 
-void copy_own(std::span<const Send> sends, std::span<const Receive> receives, int member) {
+std::vector<OwnMessage> own_messages(std::span<const Send> sends, std::span<const Receive> receives, int member) {
+  std::vector<OwnMessage> messages;
   size_t next = 0;
   for (const Send& s : sends) {
     if (s.to != member) continue;
@@ -67,11 +68,17 @@ void copy_own(std::span<const Send> sends, std::span<const Receive> receives, in
     DT_CHECK_LT(next, receives.size(), "member {} sends itself more messages than it receives", member);
     const Receive& r = receives[next++];
     DT_CHECK_EQ(s.bytes.size(), r.bytes.size(), "bytes from member {} to itself", member);
-    if (!s.bytes.empty()) std::memmove(r.bytes.data(), s.bytes.data(), s.bytes.size());
+    if (!s.bytes.empty()) messages.push_back({s.bytes, r.bytes});
   }
   for (; next < receives.size(); ++next) {
     DT_CHECK(receives[next].from != member, "member {} receives more messages from itself than it sends", member);
   }
+  return messages;
+}
+
+void copy_own(std::span<const Send> sends, std::span<const Receive> receives, int member) {
+  for (const OwnMessage& m : own_messages(sends, receives, member))
+    std::memmove(m.to.data(), m.from.data(), m.from.size());
 }
 
 WorkHandle finished_work() { return std::make_unique<Finished>(); }

@@ -19,7 +19,10 @@ int check_split(const std::vector<std::vector<int>>& groups, int size, int membe
 // A reduce-scatter of one member: widen and assign or add.
 void reduce_alone(const ReduceScatter& request);
 
-// Messages of a member to itself, matched in order.
+// Messages of a member to itself, matched in order: each send with its receive, of equal sizes.
+struct OwnMessage { std::span<const std::byte> from; std::span<std::byte> to; };
+std::vector<OwnMessage> own_messages(std::span<const Send> sends, std::span<const Receive> receives, int member);
+// Copies them, in host memory.
 void copy_own(std::span<const Send> sends, std::span<const Receive> receives, int member);
 
 // A handle of something that is over.

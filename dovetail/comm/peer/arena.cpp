@@ -10,6 +10,7 @@
 #include <cstring>
 #include <fstream>
 #include <iterator>
+#include <optional>
 #include <string>
 
 #include "dovetail/base/error.h"
@@ -36,9 +37,7 @@ std::byte* map(int file, int64_t capacity) {
 }  // namespace
 
 Arena::Arena(int file, std::byte* base, int64_t capacity, int64_t reserved)
-    : file_(file), base_(base), capacity_(capacity) {
-  if (reserved < capacity) free_[reserved] = capacity - reserved;
-}
+    : file_(file), base_(base), capacity_(capacity), free_(reserved, capacity) {}
 
 std::shared_ptr<Arena> Arena::create(int64_t capacity, int64_t reserved) {
   capacity = round_up(capacity, kPageBytes);
@@ -87,30 +86,8 @@ ArenaHandle Arena::handle() const {
 }
 
 int64_t Arena::take(int64_t bytes) {
-  for (auto it = free_.begin(); it != free_.end(); ++it) {
-    if (it->second < bytes) continue;
-    const auto [offset, size] = *it;
-    free_.erase(it);
-    if (size > bytes) free_[offset + bytes] = size - bytes;
-    return offset;
-  }
+  if (const std::optional<int64_t> offset = free_.take(bytes)) return *offset;
   raise<StateError>("peer memory: wanted {} bytes, got no room in an arena of {}", bytes, capacity_);
-}
-
-void Arena::give(int64_t offset, int64_t bytes) {
-  auto next = free_.lower_bound(offset);
-  if (next != free_.end() && offset + bytes == next->first) {
-    bytes += next->second;
-    next = free_.erase(next);
-  }
-  if (next != free_.begin()) {
-    const auto before = std::prev(next);
-    if (before->first + before->second == offset) {
-      before->second += bytes;
-      return;
-    }
-  }
-  free_[offset] = bytes;
 }
 
 // Frees the pages for every process; they read as zero when touched again.
@@ -142,7 +119,7 @@ std::shared_ptr<std::byte> Arena::allocate(int64_t bytes) {
   const int64_t size = round_up(bytes, kPageBytes), offset = take(size);
   return {base_ + offset, [self = shared_from_this(), offset, size](std::byte* data) {
             self->punch(data, size);
-            self->give(offset, size);
+            self->free_.give(offset, size);
           }};
 }
 
@@ -166,7 +143,7 @@ void Arena::reclaim_regions() {
   std::erase_if(regions_, [&](const Region& r) {
     if (header_of(base_ + r.offset + kPageBytes).users.load(std::memory_order_acquire) != kGivenBack) return false;
     punch(base_ + r.offset, r.bytes);
-    give(r.offset, r.bytes);
+    free_.give(r.offset, r.bytes);
     return true;
   });
 }

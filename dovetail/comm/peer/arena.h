@@ -5,11 +5,11 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "dovetail/base/interval.h"
+#include "dovetail/comm/first_fit.h"
 #include "dovetail/comm/group.h"
 
 namespace dovetail::comm {
@@ -54,15 +54,14 @@ class Arena final : public SharedMemory, public std::enable_shared_from_this<Are
 
  private:
   Arena(int file, std::byte* base, int64_t capacity, int64_t reserved);
-  int64_t take(int64_t bytes);               // offset of free address space
-  void give(int64_t offset, int64_t bytes);  // and back
+  int64_t take(int64_t bytes);  // offset of free address space
   void reclaim_regions();
   bool punch(std::byte* data, int64_t bytes) noexcept;
 
   const int file_;
   std::byte* const base_;
   const int64_t capacity_;
-  std::map<int64_t, int64_t> free_;  // offset -> bytes, not adjacent
+  FirstFit free_;
   struct Region {
     int64_t offset, bytes;
   };
