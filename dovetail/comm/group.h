@@ -70,7 +70,7 @@ struct ReduceScatter {
   bool sparse = false;
   bool output_is_zero = false;       // and so is the output: it is not written there either
   float scale = 1;
-  // Shown, in wait(), runs of the output that are final, while they are in cache; ascending, each element once but for
+  // Shown, at the latest in wait(), runs of the output that are final, while they are in cache; ascending, each element once but for
   // zeros that `sparse` leaves out. Only where the output is memory of the host.
   std::function<void(int64_t begin, std::span<const float> run)> finished = nullptr;
 };
@@ -79,7 +79,7 @@ struct ReduceScatter {
 struct Send { int to; std::span<const std::byte> bytes; };
 struct Receive { int from; std::span<std::byte> bytes; };
 
-// Memory that the ranks of one host address in place.
+// Memory that the ranks of one host address in place; a device's where the group works on one.
 class SharedMemory {
  public:
   virtual ~SharedMemory() = default;
@@ -101,9 +101,9 @@ class Group {
   // What carries the bytes, in words for logs.
   virtual std::string transport() const = 0;
 
-  // Runs of so many consecutive global ranks, the hosts, address one another's memory; 1 where none does.
+  // Runs of so many consecutive global ranks, the hosts, address one another's memory as one run; 1 where none does.
   virtual int host_ranks() const { return 1; }
-  // Memory to take operands from that peers read in place, null where host_ranks() is 1. Lives as long as its pieces.
+  // Memory to take operands from that peers read in place, null where there is none. Lives as long as its pieces.
   virtual SharedMemory* shared_memory() const { return nullptr; }
   // One run of zero-filled bytes that every member addresses, for as long as any of them keeps it. Collective; only
   // where all members share memory.
