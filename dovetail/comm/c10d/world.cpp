@@ -9,6 +9,7 @@
 #include "dovetail/comm/c10d/heartbeat.h"
 #include "dovetail/comm/c10d/native_group.h"
 #include "dovetail/comm/c10d/nccl_backend.h"
+#include "dovetail/comm/c10d/symmetric_world.h"
 #include "dovetail/comm/p2p_group.h"
 #include "dovetail/comm/p2p_world.h"
 
@@ -30,6 +31,8 @@ void check(const WorldOptions& o) {
     raise<ConfigError>("shared memory of ranks: wanted backend gloo, got another");
   if (const int host = o.peers ? o.peers->ranks_per_host : 0; host < 0 || (host > 0 && o.size % host != 0))
     raise<ConfigError>("ranks_per_host: wanted 0 or a divisor of the {} ranks, got {}", o.size, host);
+  if ((o.backend == WorldBackend::symmetric) != (o.arena > 0))
+    raise<ConfigError>("arena of {} bytes: wanted a positive size with backend symmetric, 0 with others", o.arena);
   if (o.connect.count() <= 0) raise<ConfigError>("connect time of {} ms, wanted a positive one", o.connect.count());
 }
 
@@ -94,12 +97,14 @@ WorldBackend parse_world_backend(std::string_view name) {
   if (name == "gloo") return WorldBackend::gloo;
   if (name == "gloo_native") return WorldBackend::gloo_native;
   if (name == "nccl") return WorldBackend::nccl;
-  raise<ConfigError>("communication backend \"{}\", wanted gloo, gloo_native or nccl", name);
+  if (name == "symmetric") return WorldBackend::symmetric;
+  raise<ConfigError>("communication backend \"{}\", wanted gloo, gloo_native, nccl or symmetric", name);
 }
 
 std::unique_ptr<Group> make_world(const WorldOptions& o) {
   check(o);
   if (o.backend == WorldBackend::nccl) require_nccl();
+  if (o.backend == WorldBackend::symmetric) require_symmetric_memory();
   const Store outer = open_store(o);
   const Store store = prefixed(o.name, outer);
   const int store_rank = o.store ? -1 : 0;
@@ -110,6 +115,15 @@ std::unique_ptr<Group> make_world(const WorldOptions& o) {
   if (o.peers) return make_peer_world(std::move(link), *o.peers, o.deadline);
   auto members = make_p2p_members(std::move(link), o.deadline);
   if (o.backend == WorldBackend::gloo) return std::make_unique<P2PGroup>(std::move(members));
+  if (o.backend == WorldBackend::symmetric) {
+    SymmetricOptions symmetric{.allocator = ::c10d::symmetric_memory::get_allocator(at::kCUDA),
+                               .device = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(o.device)),
+                               .capacity = o.arena,
+                               .group = "dovetail/" + o.name,
+                               .host = host_fingerprint()};
+    members->world->keep(name_ranks(symmetric.group, o.rank, o.size, prefixed("symmetric", store)));
+    return make_symmetric_world(std::move(members), symmetric);
+  }
   NativeOptions native;
   native.device =
       o.backend == WorldBackend::nccl ? at::Device(at::kCUDA, static_cast<at::DeviceIndex>(o.device)) : at::kCPU;

@@ -19,8 +19,9 @@ enum class WorldBackend {
   gloo,         // our own collectives over Gloo's messages, on CPU
   gloo_native,  // Gloo's own collectives, for comparison
   nccl,         // NCCL's own collectives, on CUDA memory; headers, votes and barriers over Gloo
+  symmetric,    // copies between the GPUs of one host, in torch's symmetric memory; the rest over Gloo (peer.md)
 };
-// "gloo", "gloo_native", "nccl"; throws ConfigError for another name.
+// "gloo", "gloo_native", "nccl", "symmetric"; throws ConfigError for another name.
 WorldBackend parse_world_backend(std::string_view name);
 
 struct WorldOptions {
@@ -43,7 +44,8 @@ struct WorldOptions {
   // machine's name resolves to.
   std::string hostname{};
 
-  int device = 0;           // the CUDA device of backend nccl
+  int device = 0;           // the CUDA device of backend nccl or symmetric
+  int64_t arena = 0;        // bytes of each rank's symmetric memory, all of them used at once; backend symmetric only
 
   std::chrono::milliseconds deadline{300'000};  // of every wait
   std::chrono::milliseconds connect{60'000};    // for all ranks to come together
