@@ -14,12 +14,13 @@ namespace dovetail::comm {
 //   loop    rounds without end, within pairs and across them; prints "running" after the first few
 //   throw   the same, but rank 1 throws a FileError after the first rounds
 //   exit    the same, but rank 1 leaves after the first rounds
+//   device  some collectives on tensors, of the GPUs in turn with transport "symmetric"; prints a hash of all results
 // A CommError is printed and ends the process with code 3, another error with code 4.
 int rank_process(int argc, char** argv);
 
 class RankProcesses {
  public:
-  // transport: "gloo", "peer", or "hosts": peer with two ranks a host.
+  // transport: "gloo", "peer", "symmetric", or "hosts": peer with two ranks a host.
   RankProcesses(const std::string& transport, const std::string& scenario, int size,
                 std::chrono::milliseconds deadline);
   ~RankProcesses();  // kills what still runs

@@ -3,6 +3,10 @@
 #include <cstring>
 #include <string>
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
 #include "dovetail/base/error.h"
 #include "dovetail/base/hash.h"
 #include "dovetail/comm/c10d/world.h"
@@ -66,6 +70,40 @@ void normal(Group& world) {
   std::printf("hash %016lx\n", static_cast<unsigned long>(hash));
 }
 
+// Collectives on tensors of a device.
+void device(Group& world, at::Device where) {
+  const int64_t each = 10'000, n = world.size(), total = each * n;
+  const auto slices = even_slices(world.size(), each);
+  const auto floats = at::TensorOptions().dtype(at::kFloat);
+  auto bytes_of = [](const at::Tensor& t) { return static_cast<std::byte*>(t.data_ptr()); };
+  auto span_of = [](const at::Tensor& t) { return std::span(t.data_ptr<float>(), static_cast<size_t>(t.numel())); };
+  uint64_t hash = 0;
+  for (int64_t step = 0; step < 5; ++step) {
+    at::Tensor values = at::empty({total}, floats);
+    for (int64_t i = 0; i < total; ++i) values.data_ptr<float>()[i] = value_at(world.rank() + step, i);
+    // In the arena in every other step, where there is one.
+    std::shared_ptr<std::byte> piece;
+    at::Tensor input = at::empty({total}, floats.device(where));
+    if (world.shared_memory() && step % 2 == 0) {
+      piece = world.shared_memory()->allocate(total * 4);
+      input = tensor_at(piece.get(), total, at::kFloat, where);
+    }
+    input.copy_(values);
+    const at::Tensor output = at::empty({each}, floats.device(where)), whole = at::empty_like(input);
+    const int64_t room =
+        std::max(world.reduce_scratch_bytes(DType::f32, slices), world.all_reduce_scratch_bytes(total));
+    const at::Tensor scratch = at::empty({room}, floats.dtype(at::kByte).device(where));
+    const std::span<std::byte> space(bytes_of(scratch), static_cast<size_t>(room));
+    world.reduce_scatter({bytes_of(input), DType::f32, slices, output.data_ptr<float>(), false, space},
+                         {Phase::reduce, 0, step, "device"})->wait();
+    const GatherPlane plane{bytes_of(output), bytes_of(whole), even_slices(world.size(), each * 4)};
+    world.all_gather({&plane, 1}, {Phase::gather_forward, 0, step, "device"}).work->wait();
+    world.all_reduce(span_of(input), space, {Phase::norm, 0, step, "device"})->wait();
+    for (const at::Tensor& result : {whole.cpu(), input.cpu()}) hash = hash64(std::as_bytes(span_of(result)), hash);
+  }
+  std::printf("hash %016lx\n", static_cast<unsigned long>(hash));
+}
+
 void loop(Group& world, const std::string& scenario) {
   const Grid grid = make_grid(world);
   for (int64_t step = 0;; ++step) {
@@ -93,12 +131,23 @@ int rank_process(int argc, char** argv) {
   options.listen_fd = std::atoi(argv[7]);
   options.holds_store = options.rank == 0;
   options.deadline = std::chrono::milliseconds(std::atoi(argv[8]));
-  if (transport != "gloo") options.peers.emplace();
+  if (transport == "peer" || transport == "hosts") options.peers.emplace();
   if (transport == "hosts") options.peers->ranks_per_host = 2;
+  at::Device where = at::kCPU;
+  if (transport == "symmetric") {
+    options.backend = WorldBackend::symmetric;
+    options.arena = int64_t{16} << 20;
+    options.device = options.rank % c10::impl::VirtualGuardImpl(at::kCUDA).deviceCount();
+    where = at::Device(at::kCUDA, static_cast<at::DeviceIndex>(options.device));
+  }
   try {
     const auto world = make_world(options);
     try {
-      scenario == "normal" ? normal(*world) : loop(*world, scenario);
+      if (scenario == "device") {
+        device(*world, where);
+      } else {
+        scenario == "normal" ? normal(*world) : loop(*world, scenario);
+      }
     } catch (const FileError& error) {
       world->fail(error.what());
       throw;

@@ -15,11 +15,13 @@
 #include "dovetail/comm/c10d/world.h"
 #include "dovetail/comm/group.h"
 #include "dovetail/comm/threads/spawn.h"
+#include "tests/comm/symmetric_fake.h"
 
 namespace dovetail::comm {
 
 struct World {
-  // "threads", "peer", "hosts" (peer, two ranks a host), or "gloo", "gloo_native": threads over one HashStore
+  // "threads", "peer", "hosts" (peer, two ranks a host), "symmetric" (symmetric_fake.h, on CPU), or "gloo",
+  // "gloo_native": threads over one HashStore
   std::string transport;
   int size = 1;
 };
@@ -29,6 +31,7 @@ inline void run(const World& world, const std::function<void(Group&)>& body,
   if (world.transport == "threads") return spawn(world.size, body, deadline);
   if (world.transport == "peer") return spawn_peers(world.size, body, deadline);
   if (world.transport == "hosts") return spawn_peers(world.size, body, deadline, 2);
+  if (world.transport == "symmetric") return spawn_symmetric(world.size, body, deadline);
   WorldOptions options;
   options.size = world.size;
   options.store = c10::make_intrusive<::c10d::HashStore>();
@@ -44,7 +47,7 @@ inline void run(const World& world, const std::function<void(Group&)>& body,
 
 inline std::vector<World> all_worlds() {
   std::vector<World> worlds;
-  for (const char* transport : {"threads", "peer", "gloo", "gloo_native"}) {
+  for (const char* transport : {"threads", "peer", "gloo", "gloo_native", "symmetric"}) {
     for (int size : {1, 2, 3, 4, 8}) worlds.push_back({transport, size});
   }
   for (int size : {3, 4, 8}) worlds.push_back({"hosts", size});
