@@ -237,14 +237,16 @@ TEST(Symmetric, MessagesGoToOthersAndToOneself) {
 
 TEST(Symmetric, TorchKnowsTheRanksByAName) {
   const auto store = c10::make_intrusive<::c10d::HashStore>();
-  auto name = name_ranks("symmetric test", 1, 3, store);
-  EXPECT_EQ(::c10d::resolve_process_group("symmetric test")->getGroupName(), "symmetric test");
-  EXPECT_EQ(::c10d::resolve_process_group("symmetric test")->getRank(), 1);
-  EXPECT_EQ(::c10d::symmetric_memory::get_group_info("symmetric test").world_size, 3);
-  EXPECT_THAT([&] { name_ranks("symmetric test", 1, 3, store); },
-              testing::ThrowsMessage<ConfigError>(HasSubstr("\"symmetric test\"")));
+  // A name serves once in a process, and tests may be repeated in it.
+  const std::string called = fmt::format("symmetric test {}", Clock::now().time_since_epoch().count());
+  auto name = name_ranks(called, 1, 3, store);
+  EXPECT_EQ(::c10d::resolve_process_group(called)->getGroupName(), called);
+  EXPECT_EQ(::c10d::resolve_process_group(called)->getRank(), 1);
+  EXPECT_EQ(::c10d::symmetric_memory::get_group_info(called).world_size, 3);
+  EXPECT_THAT([&] { name_ranks(called, 1, 3, store); },
+              testing::ThrowsMessage<ConfigError>(HasSubstr(called)));
   name = nullptr;
-  EXPECT_ANY_THROW(::c10d::resolve_process_group("symmetric test"));
+  EXPECT_ANY_THROW(::c10d::resolve_process_group(called));
 }
 
 TEST(Symmetric, IsRefusedWhereTorchHasNone) {
