@@ -70,8 +70,8 @@ struct ReduceScatter {
   bool sparse = false;
   bool output_is_zero = false;       // and so is the output: it is not written there either
   float scale = 1;
-  // Shown, at the latest in wait(), runs of the output that are final, while they are in cache; ascending, each element once but for
-  // zeros that `sparse` leaves out. Only where the output is memory of the host.
+  // Shown, at the latest in wait(), runs of the output that are final, while they are in cache; ascending, each element
+  // once but for zeros that `sparse` leaves out. Only where the output is memory of the host.
   std::function<void(int64_t begin, std::span<const float> run)> finished = nullptr;
 };
 

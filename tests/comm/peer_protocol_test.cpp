@@ -30,6 +30,7 @@ enum Sync {
   main_posted, main_taken,  // the same two words in ShardGroup::reduce_main
   norm,          // Stepper::measure: gather_bytes over the world
   pass_end,      // Runner::end_pass: barrier over `main`
+  released,      // counts that ShardGroup::release leaves and drop_unread_shard looks at
   kSyncs
 };
 using Without = std::set<Sync>;
@@ -165,7 +166,8 @@ using enum Call;
 using Calls = std::vector<Call>;
 class Rank : public Program {  // the engine of one rank
  public:
-  Rank(const Mode& m, int rank, Without without) : Program(rank, std::move(without)), mode_(m) {
+  Rank(const Mode& m, int rank, Without without, bool drops = false)
+      : Program(rank, std::move(without)), mode_(m), drops_(drops) {
     for (int r = 0; r < m.zero1; ++r) {
       main_.push_back(r);
       if (r / m.zero3 == rank / m.zero3) gather_.push_back(r);
@@ -177,7 +179,7 @@ class Rank : public Program {  // the engine of one rank
   }
 
   void call(Call c) {
-    if (c == train) forward(), end_pass(), backward();
+    if (c == train) forward(), drop_unread(), end_pass(), backward();
     if (c == evaluate) forward(), release(root), end_pass();
     if (c == forward_only) forward(), close(whole(root), {}, "the end of a forward pass"), end_pass();
     if (c == step) take_step();
@@ -228,7 +230,17 @@ class Rank : public Program {  // the engine of one rank
     if (!std::exchange(gathered_[g], true)) hear(gather, g, gather_, "ShardGroup::finish_gather");
     open(whole(g), {}, name);
   }
-  void release(int g) { close(whole(g), {}, "ShardGroup::release"), gathered_[g] = false; }
+  void release(int g) {
+    close(whole(g), {}, "ShardGroup::release"), gathered_[g] = false;
+    if (encodes_into_place()) say(released, g, "ShardGroup::release: released_by");
+  }
+  // Runner::after_forward of training, which looks whether all have released the block. Where it drops they had: to
+  // wait for that leaves out no interleaving in which it happens, and no drop is another program.
+  void drop_unread() {
+    if (!encodes_into_place() || !drops_ || !std::exchange(encoded_[block], false)) return;
+    hear(released, block, gather_, "ShardGroup::drop_unread_shard");
+    access({}, {{own(rank_, block), kNothing}}, "ShardGroup::drop_shard");
+  }
   // Runner::before_forward, after_forward. The root stays open.
   void forward() {
     if (std::exchange(spent_, false)) access({}, gradients(), "ShardGroup::discard_spent_gradient");
@@ -280,16 +292,18 @@ class Rank : public Program {  // the engine of one rank
   }
 
   const Mode mode_;
+  const bool drops_;  // the block's shard goes in every forward pass of training
   Ranks main_, gather_, reduce_, refresh_, reduce_main_;
   uint8_t version_ = 0, slot_ = 0, sum_ = 0;  // of main weights, of what gradient slots and gradient shards hold
   bool stale_ = true, exposed_ = false, spent_ = false;
   std::array<bool, kGroups> gathered_{}, encoded_{};
 };
 
-Outcome run(const Mode& mode, const Calls& calls, const Without& without = {}) {
+// drops: per rank, as a bit; see Rank.
+Outcome run(const Mode& mode, const Calls& calls, const Without& without = {}, unsigned drops = 0) {
   std::vector<Program> ranks;
   for (int r = 0; r < mode.zero1; ++r) {
-    Rank rank(mode, r, without);
+    Rank rank(mode, r, without, drops >> r & 1);
     for (Call c : calls) rank.call(c);
     ranks.push_back(rank);
   }
@@ -357,6 +371,17 @@ TEST(PeerProtocol, NeedsTheWordsOfReductions) {
   EXPECT_TRUE(breaks(bf16_copies, {train, step}, {main_posted}));
   EXPECT_TRUE(holds(bf16_copies, {train, step, train, step}, {main_taken}));  // the norm comes after it
   EXPECT_TRUE(breaks(bf16_copies, {train, step, train}, {main_taken, norm}));
+}
+
+TEST(PeerProtocol, NeedsTheCountsBeforeAShardIsDroppedInForward) {
+  const Calls calls{train, step, evaluate, train, write, train, step};
+  bool broken = false;
+  for (const Mode& m : {bf16, Mode{3, 3, 3, true}})
+    for (unsigned drops = 0; drops < 1u << m.zero1; ++drops) {
+      EXPECT_EQ(run(m, calls, {}, drops).violation, "") << drops;
+      broken |= run(m, calls, {released}, drops).violation.starts_with("a ");
+    }
+  EXPECT_TRUE(broken);
 }
 
 TEST(PeerProtocol, SeesARankThatWaitsForNobody) {

@@ -52,7 +52,7 @@ Gathered SymmetricGroup::all_gather(std::span<const GatherPlane> planes, const I
 WorkHandle SymmetricGroup::reduce_scatter(const ReduceScatter& r, const Identity& id) {
   const int size = members_->size(), me = members_->rank;
   check_reduce(r, size, reduce_scratch_bytes(r.dtype, r.slices));
-  if (r.finished && !shared_->arena->device().is_cpu())
+  if (r.finished && !device_.is_cpu())
     raise<ConfigError>("reduce_scatter: sums can be shown in memory of the host, got a device's");
   const int64_t item = size_of(r.dtype), count = r.slices[me].size();
   std::vector<const std::byte*> inputs(size);
