@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string_view>
 
@@ -46,6 +47,9 @@ struct Context {
   std::unique_ptr<SlotPool> scratch_pool;  // of reductions
   int64_t steps = 0;  // optimizer steps done
   std::shared_ptr<Trace> trace;  // while one is recorded
+  float gradient_factor = 1;     // of sums over ranks
+  bool cast_inputs = true;
+  std::function<void()> backward_began, backward_ended;
 
   const plan::Degrees& degrees() const { return plan.options.degrees; }
   // For what other ranks read: operands of reductions, fragments.

@@ -50,8 +50,8 @@ class Sink : public ops::GradientSink {
   size_t parameter_;
 };
 
-TensorSpec spec_of(const ScannedParameter& p, const std::vector<TensorSpec>& hints) {
-  TensorSpec spec{.name = p.name, .shape = p.tensor.sizes().vec()};
+TensorSpec spec_of(const UnitParameter& p, const std::vector<TensorSpec>& hints) {
+  TensorSpec spec{.name = p.name, .shape = p.shape()};
   spec.kind = kind_of_shape(spec.shape);
   for (const TensorSpec& hint : hints) {
     if (hint.name != p.name) continue;
@@ -63,20 +63,25 @@ TensorSpec spec_of(const ScannedParameter& p, const std::vector<TensorSpec>& hin
   return spec;
 }
 
-std::vector<plan::GroupSpec> group_specs(const ScannedModel& model, const std::vector<TensorSpec>& hints,
+std::vector<plan::GroupSpec> group_specs(const UnitModel& model, const std::vector<TensorSpec>& hints,
                                         const UpdateOps& ops) {
   std::vector<plan::GroupSpec> specs;
-  for (const ScannedGroup& group : model.groups) {
+  for (const ModelUnit& unit : model.units) {
     plan::GroupSpec spec;
-    spec.name = group.name;
-    spec.backward_needs_parameters = group.backward_needs_parameters;
-    for (const ScannedParameter& p : group.parameters) {
+    spec.name = unit.name;
+    spec.backward_needs_parameters = unit.backward_needs_parameters;
+    for (const UnitParameter& p : unit.parameters) {
       spec.tensors.push_back(spec_of(p, hints));
       spec.needs.push_back(update_needs(spec.tensors.back(), ops));
     }
     specs.push_back(std::move(spec));
   }
   return specs;
+}
+
+torch::nn::Module& existing(const std::shared_ptr<torch::nn::Module>& root) {
+  DT_CHECK(root != nullptr, "an engine without a model");
+  return *root;
 }
 
 }  // namespace
@@ -86,9 +91,15 @@ class EngineImpl {
  public:
   EngineImpl(std::shared_ptr<torch::nn::Module> root, std::shared_ptr<comm::Group> world, EngineOptions options,
              UpdateOps optimizer)
-      : root_(std::move(root)), options_(std::move(options)), ops_(std::move(optimizer)) {
-    DT_CHECK(root_ != nullptr && world != nullptr);
-    model_ = scan(*root_);
+      : EngineImpl(scan(existing(root)), std::move(world), std::move(options), std::move(optimizer)) {
+    root_ = std::move(root);
+    attach();
+  }
+
+  EngineImpl(ScannedModel scanned, std::shared_ptr<comm::Group> world, EngineOptions options, UpdateOps optimizer)
+      : options_(std::move(options)), ops_(std::move(optimizer)), units_(std::move(scanned.units)),
+        sink_users_(std::move(scanned.sink_users)), model_(std::move(scanned.model)) {
+    DT_CHECK(world != nullptr);
     settle_initial(model_, options_.initial, *world);
     options_.plan.world = world->size();
     options_.plan.host_ranks = world->host_ranks();
@@ -104,35 +115,44 @@ class EngineImpl {
     Allocator& memory = context_.shared_allocator();
     context_.pool = std::make_unique<SlotPool>(memory, context_.ledger, slots.buffers);
     context_.scratch_pool = std::make_unique<SlotPool>(memory, context_.ledger, slots.scratch);
+    context_.cast_inputs = options_.cast_inputs;
     runner_ = std::make_shared<Runner>(context_);
     adopt_parameters();
     stepper_ = std::make_unique<Stepper>(context_, *runner_, ops_, options_.norm, options_.seed);
   }
 
   ~EngineImpl() {
-    for (ScannedGroup& group : model_.groups)
-      if (group.unit) group.unit->detach();
-    for (ops::SinkUser* user : model_.sink_users)
+    for (ops::UnitBase* unit : units_)
+      if (unit) unit->detach();
+    for (ops::SinkUser* user : sink_users_)
       for (const at::Tensor& t : user->sink_parameters()) user->set_sink(t, nullptr);
     for (auto& group : runner_->groups()) group->unbind_all();
   }
 
   void adopt_parameters() {
     int64_t index = 0;
-    for (size_t g = 0; g < model_.groups.size(); ++g) {
-      for (ScannedParameter& p : model_.groups[g].parameters) {
-        place_.push_back({static_cast<int64_t>(g), runner_->groups()[g]->parameters().size()});
-        runner_->groups()[g]->adopt(index++, p.tensor);
+    for (size_t g = 0; g < model_.units.size(); ++g) {
+      ShardGroup& group = *runner_->groups()[g];
+      for (UnitParameter& p : model_.units[g].parameters) {
+        place_.push_back({static_cast<int64_t>(g), group.parameters().size()});
+        group.adopt(index++, p);
+        p.shard.reset();
       }
-      if (ops::UnitBase* unit = model_.groups[g].unit) {
-        unit->attach(std::make_shared<Hooks>(runner_, g));
-        // The root's forward is the whole model's; a unit whose backward reads no parameter is not gathered for it, and
-        // has nothing worth recomputing.
-        if (options_.recompute && !model_.groups[g].name.empty() && model_.groups[g].backward_needs_parameters)
-          unit->set_recompute(true);
-      }
+      group.on_residence_change(model_.units[g].residence_changed);
     }
-    for (ops::SinkUser* user : model_.sink_users) {
+  }
+
+  // To the units and linears of a tree of modules.
+  void attach() {
+    for (size_t g = 0; g < units_.size(); ++g) {
+      if (!units_[g]) continue;
+      units_[g]->attach(std::make_shared<Hooks>(runner_, g));
+      // The root's forward is the whole model's; a unit whose backward reads no parameter is not gathered for it, and
+      // has nothing worth recomputing.
+      if (options_.recompute && !model_.units[g].name.empty() && model_.units[g].backward_needs_parameters)
+        units_[g]->set_recompute(true);
+    }
+    for (ops::SinkUser* user : sink_users_) {
       for (const at::Tensor& t : user->sink_parameters()) {
         const auto [group, parameter] = place_of(t);
         user->set_sink(t, std::make_shared<Sink>(runner_, group, parameter));
@@ -152,7 +172,9 @@ class EngineImpl {
   std::shared_ptr<torch::nn::Module> root_;
   EngineOptions options_;
   UpdateOps ops_;
-  ScannedModel model_;
+  std::vector<ops::UnitBase*> units_;       // of a tree of modules; null where there is none
+  std::vector<ops::SinkUser*> sink_users_;
+  UnitModel model_;
   Context context_;
   std::shared_ptr<Runner> runner_;
   std::unique_ptr<Stepper> stepper_;
@@ -169,6 +191,10 @@ Engine::Engine(std::shared_ptr<torch::nn::Module> root, std::shared_ptr<comm::Gr
     : impl_(std::make_shared<engine_detail::EngineImpl>(std::move(root), std::move(world), std::move(options),
                                                         std::move(optimizer))) {}
 
+Engine::Engine(UnitModel model, std::shared_ptr<comm::Group> world, EngineOptions options, UpdateOps optimizer)
+    : impl_(std::make_shared<engine_detail::EngineImpl>(engine_detail::ScannedModel{std::move(model), {}, {}},
+                                                        std::move(world), std::move(options), std::move(optimizer))) {}
+
 Engine::~Engine() = default;
 
 const plan::Plan& Engine::plan() const { return impl_->context_.plan; }
@@ -177,10 +203,57 @@ StepResult Engine::step(float lr, double grad_scale) { return impl_->stepper_->s
 std::string Engine::describe_optimizer() const { return describe(impl_->ops_); }
 int64_t Engine::steps_done() const { return impl_->context_.steps; }
 const Ledger& Engine::ledger() const { return impl_->context_.ledger; }
+void Engine::gather(int64_t unit) { impl_->runner_->gather(unit); }
+void Engine::release(int64_t unit) { impl_->runner_->release(unit); }
 void Engine::gather_all() { impl_->runner_->gather_all(); }
 void Engine::release_all() { impl_->runner_->release_all(); }
 std::vector<TensorAlias> Engine::aliases() const { return impl_->model_.aliases; }
 void Engine::state_was_loaded() { impl_->runner_->mark_stale(); }
+
+std::shared_ptr<ops::UnitHooks> Engine::hooks(int64_t unit) {
+  DT_CHECK(0 <= unit && unit < std::ssize(impl_->runner_->groups()), "unit {}", unit);
+  return std::make_shared<engine_detail::Hooks>(impl_->runner_, unit);
+}
+
+std::shared_ptr<ops::GradientSink> Engine::sink(int64_t parameter) {
+  const auto [group, number] = impl_->place_.at(parameter);
+  return std::make_shared<engine_detail::Sink>(impl_->runner_, group, number);
+}
+
+void Engine::on_backward(std::function<void()> begin, std::function<void()> end) {
+  impl_->context_.backward_began = std::move(begin);
+  impl_->context_.backward_ended = std::move(end);
+}
+
+void Engine::discard_gradients() {
+  for (auto& group : impl_->runner_->groups()) group->drop_gradient();
+}
+
+std::vector<bool> Engine::contributed() {
+  std::vector<std::byte> mine;
+  for (int64_t i = 0; i < std::ssize(impl_->place_); ++i) mine.push_back(std::byte{impl_->parameter(i).contributed});
+  std::vector<bool> any(mine.size());
+  comm::Identity id = impl_->context_.identity(comm::Phase::control, -1);
+  id.label = "parameters that have a gradient";
+  for (const auto& theirs : impl_->context_.ranks.world->gather_bytes(mine, id))
+    for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] || theirs[i] != std::byte{0};
+  return any;
+}
+
+void Engine::set_gradient_factor(float factor) {
+  impl_->runner_->check_idle("set_gradient_factor");
+  impl_->context_.gradient_factor = factor;
+}
+
+void Engine::set_operations(UpdateOps ops) {
+  impl_->runner_->check_idle("set_operations");
+  engine_detail::compare_plans(plan(), describe(ops), *impl_->context_.ranks.world);
+  const EngineOptions& options = impl_->options_;
+  impl_->stepper_.reset();  // its memory is given back first
+  impl_->stepper_ = std::make_unique<engine_detail::Stepper>(impl_->context_, *impl_->runner_, ops, options.norm,
+                                                             options.seed);
+  impl_->ops_ = std::move(ops);
+}
 
 void Engine::zero_grad() {
   impl_->runner_->check_idle("zero_grad");
@@ -202,12 +275,14 @@ std::vector<UpdateParameter> Engine::parameters() {
     const GroupParameter& p = impl_->parameter(i);
     const Interval own = p.chain.held(Level::zero1);
     const int64_t n = own.size();
-    auto view = [n](void* data, DType dtype) {
-      return n ? tensor_at(static_cast<std::byte*>(data), {n}, dtype) : at::empty({0}, scalar_type_of(dtype));
+    auto view = [n](const Memory& memory, const void* data, DType dtype) {
+      return n ? tensor_in(memory, static_cast<const std::byte*>(data) - memory.data, {n}, dtype)
+               : at::empty({0}, scalar_type_of(dtype));
     };
     out.push_back({.spec = &plan.tensors[i], .group = impl_->place_[i].first, .elements = own,
-                   .main = view(group.main_at(p), plan.options.main),
-                   .grad = view(group.main_gradient_at(p), DType::f32), .trainable = p.leaf.requires_grad()});
+                   .main = view(group.main_memory(p), group.main_at(p), plan.options.main),
+                   .grad = view(group.main_gradient_memory(), group.main_gradient_at(p), DType::f32),
+                   .trainable = p.leaf.requires_grad(), .has_gradient = group.has_gradient()});
   }
   return out;
 }

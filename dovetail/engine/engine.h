@@ -25,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -33,6 +34,9 @@
 
 #include "dovetail/comm/group.h"
 #include "dovetail/engine/trace.h"
+#include "dovetail/engine/unit_model.h"
+#include "dovetail/ops/gradient_sink.h"
+#include "dovetail/ops/unit.h"
 #include "dovetail/plan/bytes.h"
 #include "dovetail/plan/plan.h"
 #include "dovetail/storage/ledger.h"
@@ -60,6 +64,7 @@ struct EngineOptions {
   plan::PlanOptions plan;   // `world` is filled in from the group
   InitialWeights initial = InitialWeights::must_agree;
   ClipOptions norm;          // by default the norm is measured and nothing clipped
+  bool cast_inputs = true;  // of the root's forward, to the compute dtype
   bool recompute = false;   // activation recomputation of every unit but the root
   uint64_t seed = 0;        // random bits of update operations
   // What is known of parameters beyond their shape, by name (kind, heads); others are guessed from the shape.
@@ -78,10 +83,11 @@ struct UpdateParameter {
   const TensorSpec* spec;     // the global tensor
   int64_t group;              // index into plan().groups
   Interval elements;          // of the global tensor, row-major; empty where this rank owns none
-  at::Tensor main;            // [elements.size()], main dtype; a view, writes count
+  at::Tensor main;            // [elements.size()], main dtype; a view that keeps its memory alive, writes count
   // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction, until the next forward
   at::Tensor grad;
   bool trainable;
+  bool has_gradient;          // its unit was reduced since the last step or zero_grad()
 };
 
 class Engine {
@@ -89,9 +95,28 @@ class Engine {
   // `root` must be an ops::Unit where it has parameters outside of all other units. Collective.
   Engine(std::shared_ptr<torch::nn::Module> root, std::shared_ptr<comm::Group> world, EngineOptions options,
          UpdateOps optimizer);
+  // Of a model whose owner drives the units: calls hooks() around each forward of a unit. Tensors of the model must
+  // outlive the engine's use of them. Collective.
+  Engine(UnitModel model, std::shared_ptr<comm::Group> world, EngineOptions options, UpdateOps optimizer);
   ~Engine();  // gives the module's parameters back as unbound tensors; not collective
 
   const plan::Plan& plan() const;
+
+  // To be called around the forward passes of a unit (plan order).
+  std::shared_ptr<ops::UnitHooks> hooks(int64_t unit);
+  // Where the gradient of a parameter (plan order) can be written directly.
+  std::shared_ptr<ops::GradientSink> sink(int64_t parameter);
+  // Called when a backward pass begins, before any gradient is written, and at its end, when all reductions over zero2
+  // ranks are done. May be null.
+  void on_backward(std::function<void()> begin, std::function<void()> end);
+  // What was reduced so far counts no more. Also where a backward pass begins.
+  void discard_gradients();
+  // Per parameter: whether a gradient of it arrived on any rank since the last step or zero_grad(). Collective.
+  std::vector<bool> contributed();
+  // Multiplies the sums over ranks of the backward passes that follow; 1 until then. Equal on all ranks.
+  void set_gradient_factor(float factor);
+  // Other update operations from the next step on; their state starts anew. Collective.
+  void set_operations(UpdateOps ops);
 
   // false: the following backward passes add to whole local gradients and communicate nothing; needs
   // PlanOptions::local_accumulation (or zero2 == 1).
@@ -125,6 +150,10 @@ class Engine {
   // To be called after `state()` memory was written (load).
   void state_was_loaded();
 
+  // One unit's runtime parameters, until release() or the end of a pass over it; outside of passes. Collective over the
+  // ranks that gather.
+  void gather(int64_t unit);
+  void release(int64_t unit);
   // Keeps all units gathered until release_all(): generation and evaluation without repeated gathers. Collective.
   void gather_all();
   void release_all();

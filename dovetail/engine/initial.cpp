@@ -15,11 +15,12 @@ struct Item {
   at::Tensor tensor;
 };
 
-std::vector<Item> items_of(const ScannedModel& model) {
+std::vector<Item> items_of(const UnitModel& model) {
   std::vector<Item> items;
-  for (const ScannedGroup& group : model.groups)
-    for (const ScannedParameter& p : group.parameters) items.push_back({"parameter " + p.name, p.tensor.detach()});
-  for (const NamedBuffer& b : model.buffers) items.push_back({"buffer " + b.name, b.tensor.detach()});
+  for (const ModelUnit& unit : model.units)
+    for (const UnitParameter& p : unit.parameters)
+      if (!p.shard) items.push_back({"parameter " + p.name, p.tensor.detach()});
+  for (const ModelBuffer& b : model.buffers) items.push_back({"buffer " + b.name, b.tensor.detach()});
   return items;
 }
 
@@ -70,7 +71,7 @@ void broadcast(const std::vector<Item>& items, comm::Group& world) {
 
 }  // namespace
 
-void settle_initial(const ScannedModel& model, InitialWeights how, comm::Group& world) {
+void settle_initial(const UnitModel& model, InitialWeights how, comm::Group& world) {
   if (world.size() == 1) return;
   const std::vector<Item> items = items_of(model);
   if (how == InitialWeights::broadcast_rank0) broadcast(items, world);

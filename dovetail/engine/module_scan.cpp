@@ -20,7 +20,7 @@ struct Registration {
 };
 
 struct Walk {
-  ScannedModel model;
+  ScannedModel scanned;
   std::vector<ops::UnitBase*> units;  // in registration order; 0 is the root or null
   std::vector<std::string> unit_names;
   std::vector<Registration> parameters;
@@ -72,9 +72,9 @@ void visit(Walk& walk, Module& module, const std::string& prefix, std::vector<in
     for (const auto& b : module.named_buffers(/*recurse=*/false))
       if (b.value().defined()) {
         check_dense(b.value(), "buffer", join(prefix, b.key()));
-        walk.model.buffers.push_back({join(prefix, b.key()), b.value()});
+        walk.scanned.model.buffers.push_back({join(prefix, b.key()), b.value()});
       }
-    if (auto* user = dynamic_cast<ops::SinkUser*>(&module)) walk.model.sink_users.push_back(user);
+    if (auto* user = dynamic_cast<ops::SinkUser*>(&module)) walk.scanned.sink_users.push_back(user);
   }
   for (const auto& child : module.named_children()) visit(walk, *child.value(), join(prefix, child.key()), path);
 }
@@ -86,22 +86,22 @@ ScannedModel scan(Module& root) {
   walk.units.push_back(dynamic_cast<ops::UnitBase*>(&root));
   walk.unit_names.push_back("");
   visit(walk, root, "", {0});
-  std::vector<ScannedGroup> groups(walk.units.size());
+  UnitModel& model = walk.scanned.model;
+  model.units.resize(walk.units.size());
   for (size_t u = 0; u < walk.units.size(); ++u) {
-    groups[u].name = walk.unit_names[u];
-    groups[u].unit = walk.units[u];
-    groups[u].backward_needs_parameters = !walk.units[u] || walk.units[u]->backward_needs_parameters();
+    model.units[u].name = walk.unit_names[u];
+    model.units[u].backward_needs_parameters = !walk.units[u] || walk.units[u]->backward_needs_parameters();
   }
   for (const Registration& r : walk.parameters) {
-    ScannedGroup& group = groups[r.unit_path.back()];
-    if (!group.unit)
+    if (!walk.units[r.unit_path.back()])
       raise<ConfigError>("parameter {}: outside of every unit; make the root module an ops::Unit", r.names[0]);
-    group.parameters.push_back({r.names[0], r.tensor});
-    for (size_t i = 1; i < r.names.size(); ++i) walk.model.aliases.push_back({r.names[i], r.names[0]});
+    model.units[r.unit_path.back()].parameters.push_back({r.names[0], r.tensor});
+    for (size_t i = 1; i < r.names.size(); ++i) model.aliases.push_back({r.names[i], r.names[0]});
   }
-  std::rotate(groups.begin(), groups.begin() + 1, groups.end());  // the root last
-  walk.model.groups = std::move(groups);
-  return std::move(walk.model);
+  std::rotate(model.units.begin(), model.units.begin() + 1, model.units.end());  // the root last
+  std::rotate(walk.units.begin(), walk.units.begin() + 1, walk.units.end());
+  walk.scanned.units = std::move(walk.units);
+  return std::move(walk.scanned);
 }
 
 }  // namespace dovetail::engine_detail

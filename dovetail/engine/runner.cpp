@@ -160,6 +160,7 @@ void Runner::end_pass() {
 }
 
 void Runner::cast_inputs(std::span<at::Tensor* const> inputs) const {
+  if (!context_.cast_inputs) return;
   const auto type = scalar_type_of(plan::format_named(context_.plan.options.format).gradient);
   for (at::Tensor* t : inputs)
     if (t->is_floating_point() && t->scalar_type() != type) *t = t->to(type);
@@ -193,6 +194,7 @@ void Runner::gather_ahead(int64_t g, bool backward) {
 
 void Runner::begin_backward() {
   if (in_backward_) return;
+  if (context_.backward_began) context_.backward_began();
   in_backward_ = true;
   // Activations are at their peak, and slots mostly free.
   context_.pool->trim(0);
@@ -368,6 +370,7 @@ void Runner::end_backward() {
   audit();
   end_pass();
   after_graph_ = failed_ = false;
+  if (context_.backward_ended) context_.backward_ended();
 }
 
 // What hooks cannot see (outputs hidden in objects, side channels) shows here.
@@ -379,68 +382,6 @@ void Runner::audit() const {
     DT_CHECK(all_gathered_ || group.residence() == Residence::released, "{} ends backward gathered", group.title());
     DT_CHECK(!runs_[g].contributed || runs_[g].reduced, "{} has gradients that were not reduced", group.title());
   }
-}
-
-// Between passes.
-
-void Runner::set_sync(bool sync) {
-  check_idle("set_gradient_sync");
-  if (!sync && context_.degrees().zero2 > 1 && !context_.plan.options.local_accumulation)
-    raise<ConfigError>("set_gradient_sync(false): wanted plan option local_accumulation with zero2 {}, got none",
-                       context_.degrees().zero2);
-  sync_ = sync;
-}
-
-void Runner::inject(const std::function<void(ShardGroup&)>& fill) {
-  check_idle("inject_gradients");
-  for (GroupRun& run : runs_) run.used = true;
-  for (int64_t g : reduce_order()) {
-    fill(*groups_[g]);
-    launch_reduction(g);
-  }
-  finish_reductions(0);
-}
-
-void Runner::drop_gradients() {
-  for (auto& group : groups_) group->drop_gradient();
-  for (GroupRun& run : runs_) run.used = false;
-  observed_.clear();
-}
-
-void Runner::gather_all() {
-  check_idle("gather_all");
-  if (stale_ || exposed_) refresh();
-  all_gathered_ = true;
-  gather_groups();
-}
-
-void Runner::gather_groups() {
-  for (auto& group : groups_) {
-    if (group->residence() == Residence::released) group->start_gather(/*backward=*/false);
-    group->finish_gather();
-  }
-}
-
-void Runner::release_all() {
-  check_idle("release_all");
-  all_gathered_ = false;
-  for (auto& group : groups_) group->release();
-  end_pass();
-  restore_pools();
-}
-
-std::vector<int64_t> Runner::observed_order() const {
-  std::vector<int64_t> order;
-  for (int64_t g : observed_)
-    if (!root_is(g)) order.push_back(g);
-  for (int64_t g : order_)  // unused ones keep their places relative to one another, at the end
-    if (std::find(order.begin(), order.end(), g) == order.end()) order.push_back(g);
-  return order;
-}
-
-void Runner::adopt_order(const std::vector<int64_t>& order) {
-  DT_CHECK_EQ(order.size(), order_.size());
-  order_ = order;
 }
 
 }  // namespace dovetail::engine_detail

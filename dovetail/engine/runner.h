@@ -52,6 +52,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void inject(const std::function<void(ShardGroup&)>& fill);
   void drop_gradients();
 
+  void gather(int64_t group);
+  void release(int64_t group);
   void gather_all();
   void release_all();
 

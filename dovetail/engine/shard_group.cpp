@@ -114,7 +114,8 @@ int64_t ShardGroup::trainable_elements() const {
   return n;
 }
 
-void ShardGroup::adopt(int64_t index, at::Tensor leaf) {
+void ShardGroup::adopt(int64_t index, const UnitParameter& parameter) {
+  at::Tensor leaf = parameter.tensor;
   for (size_t i = 0; i < segments_.size(); ++i) {
     GroupSegment& s = segments_[i];
     for (const Placement& placement : s.layout->placements) {
@@ -123,12 +124,17 @@ void ShardGroup::adopt(int64_t index, at::Tensor leaf) {
                        .chain = chain_of(context_, *s.layout, placement)};
       const plan::PlaneSpec& plane = s.format.planes[0];
       const DType runtime = s.format.gradient;
-      const auto shape = leaf.sizes().vec();
+      const auto shape = parameter.shape();
       const Interval own = p.chain.held(Level::zero1);
+      if (parameter.shard && parameter.shard->values.numel() != own.size())
+        raise<ConfigError>("shard of {}: wanted {} elements on this rank, got {}", parameter.name, own.size(),
+                           parameter.shard->values.numel());
       {
         at::NoGradGuard no_grad;
         if (!own.empty()) {
-          at::Tensor part = leaf.detach().contiguous().view({-1}).slice(0, own.begin, own.end);
+          at::Tensor part = parameter.shard
+                                ? parameter.shard->values
+                                : leaf.detach().contiguous().view({-1}).slice(0, own.begin, own.end);
           tensor_at(main_at(p), {own.size()}, context_.plan.options.main).copy_(part);
           context_.ledger.copied(CopyReason::initial, own.size() * size_of(context_.plan.options.main));
         }
@@ -246,14 +252,17 @@ void ShardGroup::finish_gather() {
   }
   for (size_t i = 0; i < gathered_.size(); ++i) segments_[gathered_segment_[i]].storage->bind(gathered_[i]);
   residence_ = Residence::gathered;
+  if (residence_changed_) residence_changed_(true);
 }
 
 void ShardGroup::release() {
   if (residence_ == Residence::released) return;
   if (gather_work_) std::exchange(gather_work_, nullptr)->wait();
+  const bool was_gathered = residence_ == Residence::gathered;
   unbind_all();
   gather_slot_.reset();
   residence_ = Residence::released;
+  if (was_gathered && residence_changed_) residence_changed_(false);
   if (released_) released_by(context_.ranks.gather->rank()).store(gathers_, std::memory_order_release);
 }
 
@@ -287,6 +296,14 @@ std::byte* ShardGroup::main_at(const GroupParameter& p) const {
     return main_.data() + s.main_offset + within * size_of(context_.plan.options.main);
   const int64_t first = s.main.begin % s.layout->shard3;
   return runtime_.data() + s.runtime_offset[0] + s.format.planes[0].bytes_of(first + within);
+}
+
+const Memory& ShardGroup::main_memory(const GroupParameter& p) const {
+  return segments_[p.segment].format.is_plain(context_.plan.options.main) ? runtime_.memory() : main_.memory();
+}
+
+const Memory& ShardGroup::main_gradient_memory() const {
+  return context_.degrees().zero1 == context_.degrees().zero2 ? gradient_.memory() : main_gradient_.memory();
 }
 
 float* ShardGroup::main_gradient_at(const GroupParameter& p) const {

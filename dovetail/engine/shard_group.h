@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "dovetail/engine/context.h"
+#include "dovetail/engine/unit_model.h"
 #include "dovetail/layout/shard_chain.h"
 #include "dovetail/numerics/reproducible_sum.h"
 #include "dovetail/plan/format.h"
@@ -69,8 +70,9 @@ class ShardGroup {
   bool trainable() const;  // any parameter requires a gradient
   int64_t trainable_elements() const;  // of parameters that require one, without padding
 
-  // Copies this rank's part of the parameter's value into the main weights and makes `leaf` a runtime parameter.
-  void adopt(int64_t index, at::Tensor leaf);
+  // Copies this rank's part of the parameter's value into the main weights and makes its tensor a runtime parameter.
+  void adopt(int64_t index, const UnitParameter& parameter);
+  void on_residence_change(std::function<void(bool gathered)> call) { residence_changed_ = std::move(call); }
 
   // Main weights -> runtime shard (own slice); no copy where they are the same memory.
   void encode();
@@ -104,6 +106,9 @@ class ShardGroup {
   // Memory of the parameter's zero1 part.
   std::byte* main_at(const GroupParameter& p) const;
   float* main_gradient_at(const GroupParameter& p) const;
+  // What they lie in.
+  const Memory& main_memory(const GroupParameter& p) const;
+  const Memory& main_gradient_memory() const;
   // Memory and interval of its part of the (not yet step-reduced) zero2 gradient shard.
   float* gradient_at(const GroupParameter& p) const;
   // Elements of this rank's zero1 intervals, all segments: the element space of optimizer fields, and the place of a
@@ -131,6 +136,7 @@ class ShardGroup {
 
   Context& context_;
   int64_t index_;
+  std::function<void(bool)> residence_changed_;
   const plan::SlotBytes slot_bytes_;
   int64_t elements_ = 0;
   int64_t main_elements_ = 0;

@@ -12,7 +12,7 @@ namespace dovetail::engine_detail {
 void ShardGroup::open_gradient() {
   DT_CHECK(gradient_state_ == GradientState::closed, "the gradient of {} is open already", title());
   // Kernels write the shard itself where it is the whole gradient in their format and holds nothing of this step yet.
-  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ &&
+  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ && context_.gradient_factor == 1 &&
             std::all_of(segments_.begin(), segments_.end(),
                         [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
   if (!direct_) gradient_slot_ = context_.pool->acquire(slot_bytes_.gradient);
@@ -129,6 +129,7 @@ void ShardGroup::start_reduce(bool sync) {
     request.slices = even_slices(ranks.size(), s.layout->shard2);
     request.output = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
     request.accumulate = gradient_valid_;
+    request.scale = context_.gradient_factor;
     if (squares_) request.finished = square_runs(static_cast<int64_t>(i), s.layout->shard2 * ranks.rank());
     request.sparse = sparse_ && !local;
     request.output_is_zero = !gradient_valid_ && !gradient_spent_;

@@ -95,6 +95,7 @@ ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
 
 StepResult Stepper::step(float lr, double grad_scale) {
   runner_.check_idle("step");
+  if (ops_.empty()) raise<StateError>("engine: step without update operations");
   {
     const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce main gradients");
     for (auto& group : runner_.groups()) group->reduce_main();

@@ -65,7 +65,11 @@ std::vector<int64_t> unit_edges(const TensorSpec& t, const Unit& unit) {
 
 UpdatePlan plan_update(const plan::Plan& plan, const UpdateOps& ops) {
   UpdatePlan result;
-  result.updates = plan_updates(ops, plan.tensors);
+  // Without any operation the engine is stepped from outside, and no parameter needs one.
+  if (ops.empty())
+    result.updates.resize(plan.tensors.size());
+  else
+    result.updates = plan_updates(ops, plan.tensors);
   for (int64_t t = 0; t < std::ssize(plan.tensors); ++t)
     for (size_t op : result.updates[t].ops) {
       if (!ops[op]->unit(plan.tensors[t]).is_assembled()) continue;

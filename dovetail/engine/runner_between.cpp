@@ -1,0 +1,86 @@
+// What a runner does between passes: gradients that are given or dropped, parameters that stay gathered, the order of
+// units.
+#include <algorithm>
+
+#include "dovetail/base/error.h"
+#include "dovetail/engine/runner.h"
+
+namespace dovetail::engine_detail {
+
+void Runner::set_sync(bool sync) {
+  check_idle("set_gradient_sync");
+  if (!sync && context_.degrees().zero2 > 1 && !context_.plan.options.local_accumulation)
+    raise<ConfigError>("set_gradient_sync(false): wanted plan option local_accumulation with zero2 {}, got none",
+                       context_.degrees().zero2);
+  sync_ = sync;
+}
+
+void Runner::inject(const std::function<void(ShardGroup&)>& fill) {
+  check_idle("inject_gradients");
+  for (GroupRun& run : runs_) run.used = true;
+  for (int64_t g : reduce_order()) {
+    fill(*groups_[g]);
+    launch_reduction(g);
+  }
+  finish_reductions(0);
+}
+
+void Runner::drop_gradients() {
+  for (auto& group : groups_) group->drop_gradient();
+  for (GroupRun& run : runs_) run.used = false;
+  observed_.clear();
+}
+
+void Runner::gather(int64_t g) {
+  check_idle("gather");
+  // A refresh lets all groups go.
+  const bool none = std::all_of(groups_.begin(), groups_.end(),
+                                [](const auto& group) { return group->residence() == Residence::released; });
+  if (none && depth_ == 0) refresh();
+  if (groups_.at(g)->residence() == Residence::released) groups_[g]->start_gather(/*backward=*/false);
+  groups_[g]->finish_gather();
+}
+
+void Runner::release(int64_t g) {
+  check_idle("release");
+  if (all_gathered_) raise<StateError>("engine: release of {} while all are gathered", groups_.at(g)->title());
+  groups_.at(g)->release();
+}
+
+void Runner::gather_all() {
+  check_idle("gather_all");
+  if (stale_ || exposed_) refresh();
+  all_gathered_ = true;
+  gather_groups();
+}
+
+void Runner::gather_groups() {
+  for (auto& group : groups_) {
+    if (group->residence() == Residence::released) group->start_gather(/*backward=*/false);
+    group->finish_gather();
+  }
+}
+
+void Runner::release_all() {
+  check_idle("release_all");
+  all_gathered_ = false;
+  for (auto& group : groups_) group->release();
+  end_pass();
+  restore_pools();
+}
+
+std::vector<int64_t> Runner::observed_order() const {
+  std::vector<int64_t> order;
+  for (int64_t g : observed_)
+    if (!root_is(g)) order.push_back(g);
+  for (int64_t g : order_)  // unused ones keep their places relative to one another, at the end
+    if (std::find(order.begin(), order.end(), g) == order.end()) order.push_back(g);
+  return order;
+}
+
+void Runner::adopt_order(const std::vector<int64_t>& order) {
+  DT_CHECK_EQ(order.size(), order_.size());
+  order_ = order;
+}
+
+}  // namespace dovetail::engine_detail
