@@ -4,7 +4,7 @@ CONFIG ?= configs/default.toml
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build train test soak bench asan tsan clean
+.PHONY: help setup build train test python soak bench asan tsan clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 10
@@ -24,6 +24,9 @@ train: setup  ## train the default configuration on real text; leaves runs/NAME 
 test: setup  ## build and run every test
 	@tools/build
 	@tools/test build
+
+python: setup  ## build the Python package in place: PYTHONPATH=python .venv/bin/python -c 'import dovetail'
+	@tools/build dovetail_python
 
 soak: setup  ## kill or stop a rank at 200 random moments; the others must name it in time
 	@tools/build test_comm

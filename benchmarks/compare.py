@@ -17,7 +17,8 @@ ATTEMPTS = 3
 # Each of ours and the rivals that do the same with it.
 RIVALS = {"dovetail": "fsdp2", "dovetail_peer": "fsdp2", "dovetail_bf16_peer": "fsdp2_bf16",
           "dovetail_muon_peer": "fsdp2_muonwa", "dovetail_bf16": "fsdp2_bf16", "dovetail_muon": "fsdp2_muonwa",
-          "dovetail_adam8": "fsdp2_ao8"}
+          "dovetail_adam8": "fsdp2_ao8", "dovetail_py": "fsdp2", "dovetail_py_peer": "fsdp2",
+          "dovetail_py_bf16_peer": "fsdp2_bf16", "dovetail_py_bf16": "fsdp2_bf16"}
 
 
 def cpu():
@@ -30,7 +31,9 @@ def cpu():
 def run(system, size, ranks, args, out):
     env = dict(os.environ, OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo", MALLOC_MMAP_THRESHOLD_="262144")
     launcher = [os.path.join(ROOT, ".venv/bin/torchrun"), "--nproc-per-node", str(ranks)]
-    if system.startswith("dovetail"):
+    if system.startswith("dovetail_py"):  # the rivals' own Python model
+        command = launcher + [os.path.join(HERE, "python_bench.py"), "--system", system, "--rivals", args.rivals]
+    elif system.startswith("dovetail"):
         words = system.split("_")[1:]
         command = launcher + ["--no-python", os.path.join(args.build, "bin/step_bench"), "--format",
                               "bf16" if "bf16" in words else "fp32"]

@@ -2,7 +2,9 @@
 find_package(Threads REQUIRED)
 find_package(fmt REQUIRED)
 find_package(Torch REQUIRED)   # CMAKE_PREFIX_PATH names the pinned wheel's cmake folder
-find_package(GTest REQUIRED)
+if(NOT DOVETAIL_PYTHON_ONLY)
+  find_package(GTest REQUIRED)
+endif()
 
 # The precompiled header of every target that sees torch; built once and shared.
 file(WRITE ${CMAKE_BINARY_DIR}/torch_pch.cpp "")

@@ -1,0 +1,299 @@
+"""fully_shard and FSDPModule, with the signatures that torch.distributed.fsdp has."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
+
+from ._runtime import Runtime
+from ._unit import Unit, shard_parameters, successor_of, take_back
+from .plan import Plan
+from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+
+_STATE = "_dovetail_unit"
+_classes: dict[type, type] = {}
+
+
+def fully_shard(
+    module: nn.Module | list[nn.Module],
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),
+    offload_policy: OffloadPolicy = OffloadPolicy(),
+    ignored_params: set[nn.Parameter] | None = None,
+    plan: Plan = Plan(),
+    format: str | None = None,
+    comm: str = "auto",
+) -> Any:
+    """Makes a unit of ``module``: its parameters that no unit below has are sharded, gathered and reduced together.
+
+    Called bottom-up, as torch's fully_shard. The outermost module whose forward runs is the root of all units below it.
+
+    Args:
+        module: a module, or several whose parameters form one unit.
+        mesh: 1-D mesh of the ranks that share the parameters; None: all ranks of the default process group.
+        reshard_after_forward: whether whole parameters are given up between forward and backward; None: True, but for
+            the root. One value for all units below a root.
+        shard_placement_fn: refused: shards are runs of elements that the planner chooses, see ``plan``.
+        mp_policy: dtypes of passes.
+        offload_policy: main weights are on the CPU of a CPU mesh in any case.
+        ignored_params: whole parameters that stay as they are; their gradients are not reduced.
+        plan: degrees and blocks of sharding, the same for all units of a root.
+        format: of runtime parameters: "fp32" or "bf16"; None: as mp_policy.param_dtype says.
+        comm: "auto", "peer" (ranks of one host read one another's memory) or "c10d" (messages over Gloo).
+
+    Returns:
+        What was passed, with the class ``FSDP<Module>`` mixed in.
+
+    Raises:
+        ValueError: for an argument or a parameter that cannot be, naming it.
+        NotImplementedError: for what torch has and this has not.
+    """
+    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    if not modules:
+        raise ValueError("fully_shard: wanted at least one module, got an empty list")
+    for m in modules:
+        if not isinstance(m, nn.Module):
+            raise ValueError(f"fully_shard: wanted a module, got {type(m).__name__}")
+        if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
+            raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
+        if isinstance(m, FSDPModule):
+            raise ValueError(f"fully_shard has been applied to this module already: {type(m).__name__}")
+    if shard_placement_fn is not None:
+        raise NotImplementedError("shard_placement_fn: shards are runs of elements; wanted plan=Plan(block=...)")
+    if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
+        raise NotImplementedError("reshard_after_forward as a number of ranks: wanted plan=Plan(zero3=...), which "
+                                  "shards runtime parameters over so many ranks in both passes")
+    if mesh is None:
+        if not dist.is_initialized():
+            raise RuntimeError("fully_shard: wanted a process group; call torch.distributed.init_process_group() first")
+        mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    if mesh.ndim != 1:
+        raise NotImplementedError(f"mesh: wanted 1 dimension, got {mesh.ndim} ({mesh.mesh_dim_names})")
+    if mesh.device_type != "cpu":
+        raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
+    if isinstance(offload_policy, CPUOffloadPolicy) and offload_policy.pin_memory and mesh.device_type != "cpu":
+        raise NotImplementedError("CPUOffloadPolicy on a mesh of another device")
+    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy), comm, reshard_after_forward)
+    plan.options(mesh.size(), unit.format)  # refuses what cannot be
+    shard_parameters(unit, _take_parameters(unit, ignored_params or set()))
+    for m in modules:
+        setattr(m, _STATE, unit)
+        m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
+                                    with_kwargs=True)
+        m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
+                                always_call=True)
+        cls = type(m)
+        if cls not in _classes:
+            _classes[cls] = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__deepcopy__": _no_deepcopy,
+                                                                            "__reduce_ex__": _no_pickle})
+        m.__class__ = _classes[cls]
+    return module
+
+
+def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str:
+    named = {None: None, torch.float32: "fp32", torch.bfloat16: "bf16"}
+    if policy.param_dtype not in named:
+        raise ValueError(f"param_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.param_dtype}")
+    if policy.reduce_dtype not in named:
+        raise ValueError(f"reduce_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.reduce_dtype}")
+    asked = named[policy.param_dtype]
+    if format and asked and format != asked:
+        raise ValueError(f"format {format!r} and param_dtype {policy.param_dtype}: wanted the same of both")
+    return format or asked or "fp32"
+
+
+def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
+    """Whole parameters of the unit's modules with all references, and those that a unit below shares with others."""
+    found: dict[int, tuple[nn.Parameter, list, str]] = {}
+
+    def visit(module: nn.Module, prefix: str) -> None:
+        for name, param in module._parameters.items():
+            if param is None or any(param is p for p in ignored):
+                continue
+            taken = successor_of(param)
+            if taken is not None:  # sharded by a unit elsewhere: from here on the lowest unit above both has it
+                other, slot = taken
+                if other.runtime is not None:
+                    raise RuntimeError(f"parameter {prefix}{name} is shared with a unit that has run already: wanted "
+                                       "fully_shard on all modules before the first forward")
+                take_back(other, slot)
+                _left_over[id(param)] = (param, list(slot.places))
+            elsewhere = _left_over[id(param)][1] if id(param) in _left_over else []
+            if not _covers(unit, elsewhere):
+                if (module, name) not in elsewhere:
+                    elsewhere.append((module, name))
+                continue
+            _refuse_distributed(param)
+            places = found.setdefault(id(param), (param, list(elsewhere), prefix + name))[1]
+            if (module, name) not in places:
+                places.append((module, name))
+        for name, child in module.named_children():
+            visit_child(child, f"{prefix}{name}.")
+
+    def visit_child(child: nn.Module, prefix: str) -> None:
+        if isinstance(child, FSDPModule):
+            # Its parameters are its own, but for those that were given back because others share them.
+            for module in child.modules():
+                for name, param in module._parameters.items():
+                    if param is not None and id(param) in _left_over and _covers(unit, _left_over[id(param)][1]):
+                        entry = found.setdefault(id(param), (param, [], _name_in(unit, module, name)))
+                        if (module, name) not in entry[1]:
+                            entry[1].append((module, name))
+            return
+        visit(child, prefix)
+
+    for i, m in enumerate(unit.modules):
+        visit(m, f"{i}." if len(unit.modules) > 1 else "")
+    for key in found:
+        _left_over.pop(key, None)
+    return list(found.values())
+
+
+# Whole parameters that were given back because modules outside of their unit refer to them, with those references.
+_left_over: dict[int, tuple[nn.Parameter, list]] = {}
+
+
+def _covers(unit: Unit, places) -> bool:
+    inside = {id(m) for top in unit.modules for m in top.modules()}
+    return all(id(m) in inside for m, _ in places)
+
+
+def _name_in(unit: Unit, module: nn.Module, name: str) -> str:
+    for i, top in enumerate(unit.modules):
+        for path, m in top.named_modules():
+            if m is module:
+                return ".".join(filter(None, (str(i) if len(unit.modules) > 1 else "", path, name)))
+    return name
+
+
+def _refuse_distributed(param: nn.Parameter) -> None:
+    if isinstance(param, DTensor):
+        raise NotImplementedError(f"a parameter that is a DTensor already, with placements {param.placements}: tensor "
+                                  "parallel parameters are not supported")
+
+
+def _no_deepcopy(self, memo):
+    raise RuntimeError("a sharded module cannot be copied: its units share memory with the engine and other ranks; "
+                       "copy the model before fully_shard, or load a state dict into a second one")
+
+
+def _no_pickle(self, protocol):
+    raise RuntimeError("a sharded module cannot be pickled: its parameters are spread over ranks; save its state dict")
+
+
+def _start(unit: Unit) -> None:
+    """Finds all units of the root and makes the engine."""
+    root = unit.modules[0]
+    units, names = [], {}
+    for path, m in root.named_modules():
+        u = getattr(m, _STATE, None)
+        if u is None or u is unit or u in units:
+            continue
+        if u.runtime is not None:
+            raise RuntimeError(f"{path}: its forward ran as a root of its own before; run the outermost module first")
+        names[id(u)] = path
+        units.append(u)
+    for u in units:
+        u.name = names[id(u)]
+    unit.name = ""
+    Runtime(units + [unit])
+
+
+def _before_forward(unit: Unit, module: nn.Module, args, kwargs):
+    if unit.runtime is None:
+        _start(unit)
+    return unit.runtime.before_forward(unit, args, kwargs)
+
+
+def _after_forward(unit: Unit, module: nn.Module, args, output):
+    return unit.runtime.after_forward(unit, output)
+
+
+class UnshardHandle:
+    """A gather that was begun."""
+
+    def wait(self) -> None:
+        """Returns when the parameters can be read: they can already."""
+
+
+class FSDPModule:
+    """What fully_shard mixes into a module."""
+
+    def __new__(cls, *args, **kwargs):
+        # Indexing into a container makes another one of its class: of the original class.
+        original = cls.__mro__[2]
+        self = original.__new__(original, *args, **kwargs)
+        self.__init__(*args, **kwargs)
+        return self
+
+    def _unit(self) -> Unit:
+        return getattr(self, _STATE)
+
+    def _below(self, recurse: bool) -> list[Unit]:
+        units: list[Unit] = []
+        for m in self.modules() if recurse else [self]:
+            u = getattr(m, _STATE, None)
+            if u is not None and u not in units:
+                units.append(u)
+        return units
+
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gathers the unit's parameters until reshard(), or the end of its next pass. Collective.
+
+        Raises:
+            RuntimeError: before the first forward of the root.
+        """
+        self._running("unshard").engine.gather(self._unit().index)
+        return UnshardHandle() if async_op else None
+
+    def reshard(self) -> None:
+        """Gives the unit's whole parameters up."""
+        self._running("reshard").engine.release(self._unit().index)
+
+    def _running(self, call: str) -> Runtime:
+        runtime = self._unit().runtime
+        if runtime is None:
+            raise RuntimeError(f"{call}: wanted a module whose root has run a forward pass")
+        return runtime
+
+    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
+        """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
+
+        For the whole model: call it on the root, outside of passes. The first False makes room for whole fp32
+        gradients.
+        """
+        runtime = self._at_root("set_requires_gradient_sync", recurse)
+        if not requires_gradient_sync and not runtime.accumulates and runtime.root.mesh.size() > 1:
+            runtime.accumulates = True
+            runtime.rebuild()
+        runtime.engine.set_gradient_sync(requires_gradient_sync)
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Accepted: reductions are finished at the end of every backward pass."""
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Accepted: a 1-D mesh has no replicas to reduce over."""
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks."""
+        runtime = self._at_root("set_gradient_divide_factor", True)
+        runtime.factor = factor
+        runtime.engine.set_gradient_factor(1.0 / factor)
+
+    def _at_root(self, call: str, recurse: bool) -> Runtime:
+        unit = self._unit()
+        if unit.runtime is None:
+            _start(unit)
+        if unit.runtime.root is not unit or not recurse:
+            raise NotImplementedError(f"{call}: wanted the root module with recurse=True, got "
+                                      f"{unit.name or 'recurse=False'}")
+        return unit.runtime

@@ -1,0 +1,187 @@
+"""The engine under a root module: made at the first forward pass, when all units are known."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn as nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from . import _C
+from ._unit import Unit, main_values
+from .ragged import local_elements, sharded_tensor
+
+_worlds: dict = {}
+_count = itertools.count()
+DEADLINE_SECONDS = 300.0
+
+
+def world_of(mesh, comm: str) -> "_C.Group":
+    """Dovetail's ranks of a mesh, which meet in the store of torch's process group. Collective at the first call."""
+    key = (id(mesh.get_group()), comm)
+    if key not in _worlds:
+        store = dist.distributed_c10d._get_default_store()
+        ranks = dist.get_process_group_ranks(mesh.get_group())
+        name = f"dovetail-{next(_count)}-{'.'.join(map(str, ranks))}"
+        _worlds[key] = (mesh.get_group(),
+                        _C.make_world(store, mesh.get_local_rank(), mesh.size(), name, comm, DEADLINE_SECONDS))
+    return _worlds[key][1]
+
+
+def close_worlds() -> None:
+    """Takes leave of all ranks. To be called before torch.distributed.destroy_process_group()."""
+    _worlds.clear()
+
+
+atexit.register(close_worlds)
+
+
+class Runtime:
+    """Units of one root and the engine that drives them.
+
+    Args:
+        units: in forward order as far as known, the root last.
+    """
+
+    def __init__(self, units: list[Unit]):
+        self.units = units
+        self.root = units[-1]
+        self.accumulates = False   # whole gradients of micro-batches without communication
+        self.factor: float | None = None
+        self.engine: "_C.Engine | None" = None
+        self.optimizer: "object | None" = None  # whose operations the engine has
+        self._build()
+
+    # The engine.
+
+    def _build(self) -> None:
+        root = self.root
+        for u in self.units:
+            for what in ("mesh", "plan", "format", "comm"):
+                if getattr(u, what) != getattr(root, what):
+                    raise ValueError(f"fully_shard: {u.name or 'the root'}: wanted the {what} of the root, "
+                                     f"{getattr(root, what)}, got {getattr(u, what)}")
+        size = root.mesh.size()
+        options = root.plan.options(size, root.format)
+        options.local_accumulation = self.accumulates
+        below = [u for u in self.units if u is not root]
+        reshards = {u.reshard_after_forward for u in below if u.reshard_after_forward is not None}
+        if len(reshards) > 1:
+            raise ValueError("reshard_after_forward: wanted one value for all units below a root, got True and False")
+        options.reshard_after_forward = reshards.pop() if reshards else True
+        compute = torch.bfloat16 if root.format == "bf16" else torch.float32
+        model, self.specs, self.slots = [], [], []
+        for index, u in enumerate(self.units):
+            u.index = index
+            parameters = []
+            for slot in u.slots:
+                if slot.runtime is None:
+                    slot.runtime = nn.Parameter(torch.empty(0, dtype=compute), requires_grad=slot.param.requires_grad)
+                name = ".".join(filter(None, (u.name, slot.name)))
+                values = main_values(slot)
+                if values.dtype != torch.float32:
+                    raise ValueError(f"parameter {name}: wanted main weights of float32, got {values.dtype}")
+                if values.is_meta:
+                    raise RuntimeError(f"parameter {name} is on the meta device: materialise the model with to_empty() "
+                                       "and initialise it before the first forward")
+                shape = list(slot.param.shape)
+                parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
+                self.specs.append(_C.TensorSpec(name, shape, slot.kind))
+                self.slots.append(slot)
+            model.append(_C.ModelUnit(u.name, parameters, u.residence_changed))
+        self.world = world_of(root.mesh, root.comm)
+        self.engine = _C.Engine(model, [], self.world, options, self.specs, False, 0)
+        self.engine.set_gradient_factor(1.0 / size if self.factor is None else 1.0 / self.factor)
+        self.engine.on_backward(self._backward_begins, self._backward_ends)
+        self._show()
+        self.grads_seen = False
+        for u in self.units:
+            u.runtime = self
+
+    def _show(self) -> None:
+        """Makes the engine's main weights and gradients the memory of the sharded parameters."""
+        mesh = self.root.mesh
+        for slot, p in zip(self.slots, self.engine.parameters()):
+            local = slot.param._local_tensor
+            local.data = p.main.view(local.shape)
+            slot.gradient = sharded_tensor(p.grad, mesh, slot.intervals, slot.param.shape)
+
+    def rebuild(self) -> None:
+        """A new engine with the weights of this one."""
+        for slot in self.slots:
+            local = slot.param._local_tensor
+            local.data = local.detach().clone()
+            if slot.param.grad is slot.gradient:
+                slot.param.grad = None
+        self.optimizer = None
+        self.engine = None
+        self._build()
+
+    # Passes.
+
+    def before_forward(self, unit: Unit, args, kwargs):
+        if unit is self.root:
+            self._root_begins()
+        flat, spec = tree_flatten((args, kwargs))
+        at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+        dtype = unit.policy.param_dtype if unit.policy.cast_forward_inputs else None
+        tensors = [flat[i].to(dtype) if dtype and flat[i].is_floating_point() else flat[i] for i in at]
+        for i, t in zip(at, self.engine.before_forward(unit.index, tensors)):
+            flat[i] = t
+        return tree_unflatten(flat, spec)
+
+    def after_forward(self, unit: Unit, output):
+        if sys.exc_info()[0] is not None:  # the forward threw
+            self.engine.forward_failed(unit.index)
+            return None
+        flat, spec = tree_flatten(output)
+        at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+        dtype = unit.policy.output_dtype
+        for i, t in zip(at, self.engine.after_forward(unit.index, [flat[i] for i in at])):
+            flat[i] = t.to(dtype) if dtype and t.is_floating_point() else t
+        return tree_unflatten(flat, spec)
+
+    def _root_begins(self) -> None:
+        if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
+            self.engine.zero_grad()
+            self.grads_seen = False
+        for slot in self.slots:
+            if slot.runtime.requires_grad != slot.param.requires_grad:
+                slot.runtime.requires_grad_(slot.param.requires_grad)
+
+    def _backward_begins(self) -> None:
+        if not self.grads_seen:
+            return
+        if all(slot.param.grad is None for slot in self.slots):
+            self.engine.discard_gradients()
+        else:
+            self.gradients_as_users_left_them()
+
+    def gradients_as_users_left_them(self) -> None:
+        """What users have dropped or put in the place of gradients, the engine has too."""
+        grads = [slot.param.grad for slot in self.slots]
+        with torch.no_grad():
+            for slot, g in zip(self.slots, grads):
+                mine = local_elements(slot.gradient)
+                if g is None:
+                    mine.zero_()
+                elif g is not slot.gradient:
+                    mine.copy_(local_elements(g))
+
+    def gradients_are_spent(self) -> None:
+        """After a step on the engine, which gives them up."""
+        self.grads_seen = False
+        for slot in self.slots:
+            slot.param.grad = None
+
+    def _backward_ends(self) -> None:
+        contributed = self.engine.contributed()
+        for slot, p, any_rank in zip(self.slots, self.engine.parameters(), contributed):
+            if not p.has_gradient or not slot.param.requires_grad or not any_rank:
+                continue
+            slot.param.grad = slot.gradient
+            self.grads_seen = True

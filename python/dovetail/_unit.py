@@ -1,0 +1,132 @@
+"""A unit: parameters that are gathered together, and where modules refer to them."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from . import _C
+from .plan import Plan
+from .policies import MixedPrecisionPolicy
+from .ragged import local_elements, sharded_tensor
+
+# On an original parameter: the sharded one that took its place. Other modules may still refer to the original.
+_SUCCESSOR = "_dovetail_successor"
+# On a sharded parameter: its unit.
+_UNIT = "_dovetail_unit"
+
+
+@dataclass
+class Slot:
+    """One parameter of a unit.
+
+    Attributes:
+        param: the sharded parameter that users see: this rank's part of the main weight.
+        places: (module, name) of every reference to it.
+        name: within the unit's first module.
+        runtime: the whole parameter in the compute dtype, readable while the unit is gathered; None before the
+            first pass.
+        gradient: the sharded gradient, a view of the engine's memory; None before the first pass.
+    """
+
+    param: nn.Parameter
+    places: list[tuple[nn.Module, str]]
+    name: str
+    kind: str
+    intervals: tuple[tuple[int, int], ...]  # per rank, elements of the row-major whole
+    original: weakref.ref  # of the whole parameter, which lives on where a module outside of the unit refers to it
+    runtime: nn.Parameter | None = None
+    gradient: torch.Tensor | None = None
+
+    def register(self, param: nn.Parameter) -> None:
+        for module, name in self.places:
+            module._parameters[name] = param
+
+
+@dataclass
+class Unit:
+    modules: list[nn.Module]
+    mesh: DeviceMesh
+    plan: Plan
+    policy: MixedPrecisionPolicy
+    format: str
+    comm: str
+    reshard_after_forward: bool | None
+    slots: list[Slot] = field(default_factory=list)
+    runtime: "object | None" = None  # of the root that this unit belongs to, from its first forward on
+    index: int = -1                  # of the unit in it
+    name: str = ""
+
+    def residence_changed(self, gathered: bool) -> None:
+        for slot in self.slots:
+            slot.register(slot.runtime if gathered else slot.param)
+
+
+def unit_of(param: torch.Tensor) -> "Unit | None":
+    return getattr(param, _UNIT, None)
+
+
+def kind_of(module: nn.Module) -> str:
+    """The planner's kind of a weight that its shape does not tell."""
+    return "embedding" if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
+
+
+def successor_of(param: nn.Parameter) -> "tuple[Unit, Slot] | None":
+    """The unit and the shard that took a whole parameter's place."""
+    return getattr(param, _SUCCESSOR, None)
+
+
+def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.Module, str]], str]]) -> None:
+    """Replaces parameters by their shards.
+
+    Args:
+        found: whole parameter, all references to it inside the unit, name inside the unit.
+    """
+    rank, size = unit.mesh.get_local_rank(), unit.mesh.size()
+    kinds = [kind_of(places[0][0]) if param.dim() == 2 else "" for param, places, _ in found]
+    intervals = plan_intervals(unit, [(n, tuple(p.shape), k) for (p, _, n), k in zip(found, kinds)], size)
+    for (param, places, name), kind, runs in zip(found, kinds, intervals):
+        begin, end = runs[rank]
+        local = param.detach().contiguous().view(-1)[begin:end].clone()
+        sharded = nn.Parameter(sharded_tensor(local, unit.mesh, runs, param.shape), requires_grad=param.requires_grad)
+        for key, value in vars(param).items():  # marks that users have put on parameters
+            if key != _SUCCESSOR:
+                setattr(sharded, key, value)
+        setattr(sharded, _UNIT, unit)
+        slot = Slot(sharded, list(places), name, kind, runs, weakref.ref(param))
+        slot.register(sharded)
+        setattr(param, _SUCCESSOR, (unit, slot))
+        unit.slots.append(slot)
+
+
+def plan_intervals(unit: Unit, tensors: list[tuple[str, tuple[int, ...], str]], size: int):
+    specs = [_C.TensorSpec(name, list(shape), kind) for name, shape, kind in tensors]
+    runs = _C.shard_intervals(unit.plan.options(size, unit.format), _C.GroupSpec("unit", specs))
+    return [tuple(tuple(r) for r in per_rank) for per_rank in runs]
+
+
+def take_back(unit: Unit, slot: Slot) -> nn.Parameter:
+    """Undoes the sharding of one parameter, which another unit refers to as well; the others' shards are laid out anew.
+
+    The whole parameter is the original: nobody has trained it yet.
+    """
+    unit.slots.remove(slot)
+    with torch.no_grad():
+        whole = [s.param.full_tensor() for s in unit.slots]
+    rest, unit.slots = unit.slots, []
+    original = slot.original()
+    delattr(original, _SUCCESSOR)
+    slot.register(original)
+    found = [(nn.Parameter(full, requires_grad=s.param.requires_grad), s.places, s.name)
+             for s, full in zip(rest, whole)]
+    shard_parameters(unit, found)
+    return original
+
+
+def main_values(slot: Slot) -> torch.Tensor:
+    """This rank's elements of the main weight: [n], fp32."""
+    return local_elements(slot.param.detach())

@@ -1,0 +1,59 @@
+"""What a model's shards are: degrees of sharding and the smallest pieces that no shard boundary cuts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from . import _C
+
+FORMATS = {"fp32": "fp32", "bf16": "bf16"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How parameters, gradients and optimizer state are sharded over the ranks of a mesh.
+
+    Attributes:
+        zero1: ranks over which main weights and optimizer state are sharded; 0: all of the mesh.
+        zero2: ranks over which gradients are sharded; 0: as zero1. Divides zero1.
+        zero3: ranks over which runtime parameters are sharded; 0: as zero2. Divides zero2. 1: they are whole on every
+            rank, and nothing is gathered in a pass.
+        block: what no shard boundary cuts: "element", "row", "32-row", "128-row", "head", "expert" or "matrix".
+        boundary: "block", or "unit" to pad so that no unit of the update is cut.
+        segments: most runs of memory that a unit is split into, so that large blocks waste less padding.
+        prefetch: units gathered ahead of the one that computes.
+        pending_reductions: reductions left under way while the next unit computes; -1: as suits the transport.
+
+    Raises:
+        ValueError: where used, naming the option, what was wanted and what was got.
+    """
+
+    zero1: int = 0
+    zero2: int = 0
+    zero3: int = 0
+    block: str = "element"
+    boundary: str = "block"
+    segments: int = 1
+    prefetch: int = 1
+    pending_reductions: int = -1
+
+    def options(self, world: int, format: str = "fp32") -> "_C.PlanOptions":
+        """The same for the C++ planner, with the degrees filled in for `world` ranks."""
+        if format not in FORMATS:
+            raise ValueError(f"format: wanted one of {', '.join(FORMATS)}, got {format!r}")
+        zero1 = self.zero1 or world
+        zero2 = self.zero2 or zero1
+        zero3 = self.zero3 or zero2
+        if zero1 != world:
+            raise ValueError(f"zero1: wanted all {world} ranks of the mesh, got {zero1}")
+        o = _C.PlanOptions()
+        o.world = world
+        o.format = format
+        o.set_degrees(zero1, zero2, zero3)
+        o.set_block(self.block)
+        o.set_boundary(self.boundary)
+        o.segments = self.segments
+        o.prefetch = self.prefetch
+        o.pending_reductions = self.pending_reductions
+        o.validate()
+        return o

@@ -1,0 +1,96 @@
+"""Sharded parameters as DTensors: tensors whose shard on each rank is one run of elements of the row-major whole.
+
+    p = torch.nn.Parameter(sharded_tensor(local, mesh, intervals, shape))
+
+Importing this module teaches torch's state-dict helpers and foreach optimizers about such tensors (`sharded_state`).
+`sharded_ops` says what each kind of operation does.
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from . import sharded_state
+from .runs import Interval, check_intervals, chunk_intervals, row_major_strides, same_runs
+from .sharded import Ragged, ShardedTensor, ragged_spec, runs_of
+
+__all__ = ["Ragged", "ShardedTensor", "from_full", "intervals_of", "local_elements", "sharded_tensor"]
+
+sharded_state.install()
+
+
+def sharded_tensor(local: torch.Tensor, mesh: DeviceMesh, intervals: Sequence[Interval], shape: Sequence[int], *,
+                   requires_grad: bool = False) -> DTensor:
+    """A DTensor of `shape` whose shards are runs of elements, over `local`; no communication.
+
+    local: 1-D, contiguous, this rank's elements; its storage is shared. On the mesh's device, or on meta.
+    mesh: 1-D. intervals: (begin, end) of every rank of the mesh, in elements of the row-major tensor; any may be empty,
+    together they hold every element once.
+    Returns a stock DTensor, Shard(0), when the intervals are those of torch.chunk along dimension 0 and none is empty,
+    else a ShardedTensor: the stock infinity norm raises on a rank whose shard is empty, and the others wait for ever.
+    Raises ValueError for anything else than described.
+    """
+    shape = torch.Size(shape)
+    if mesh.ndim != 1:
+        raise ValueError(f"sharded_tensor: a 1-D mesh is needed, this one has {mesh.ndim} dimensions: {mesh}")
+    if mesh.get_coordinate() is None:
+        raise ValueError(f"sharded_tensor: this rank is not part of {mesh}")
+    if len(intervals) != mesh.size():
+        raise ValueError(f"sharded_tensor: {len(intervals)} intervals for a mesh of {mesh.size()} ranks")
+    intervals = check_intervals(intervals, math.prod(shape))
+    begin, end = intervals[mesh.get_local_rank()]
+    if isinstance(local, DTensor) or local.shape != (end - begin,) or not local.is_contiguous():
+        raise ValueError(f"sharded_tensor: local is {type(local).__name__} of shape {tuple(local.shape)} and strides "
+                         f"{local.stride()}; a plain contiguous one of shape ({end - begin},) is needed")
+    if local.device.type not in (mesh.device_type, "meta"):
+        raise ValueError(f"sharded_tensor: local is on {local.device}, the mesh on {mesh.device_type}")
+    local = local.detach()
+    chunks = chunk_intervals(shape, mesh.size())
+    if chunks is None or not same_runs(chunks, intervals) or any(begin == end for begin, end in intervals):
+        spec = ragged_spec(mesh, Ragged(intervals), shape, local.dtype)
+        return ShardedTensor(local, spec, requires_grad=requires_grad)
+    rows = local.view(-1, *shape[1:])
+    stock = DTensor.from_local(rows, mesh, [Shard(0)], shape=shape, stride=row_major_strides(shape))
+    return stock.requires_grad_(requires_grad)
+
+
+def intervals_of(t: DTensor) -> tuple[Interval, ...]:
+    """(begin, end) of every rank of the mesh, in elements, of a ShardedTensor or a stock DTensor in Shard(0).
+
+    Raises TypeError for any other tensor.
+    """
+    runs = runs_of(t) if isinstance(t, DTensor) else None
+    if runs is None:
+        what = t.placements if isinstance(t, DTensor) else type(t).__name__
+        raise TypeError(f"intervals_of: neither a ShardedTensor nor a DTensor in Shard(0) on a 1-D mesh: {what}")
+    return runs
+
+
+def local_elements(t: DTensor) -> torch.Tensor:
+    """This rank's elements of either kind: 1-D, over the same storage, without autograd history."""
+    intervals_of(t)
+    return t._local_tensor.detach().view(-1)
+
+
+def from_full(full: torch.Tensor, like: DTensor) -> DTensor:
+    """This rank's part, a copy, of a whole tensor that every rank has, in the layout of `like`; no communication.
+
+    full: plain, or a DTensor in Replicate; of the shape of `like`, any dtype, which the result keeps. The result lies
+    on the device of `like`, needs no gradient, and is right if `full` is the same on every rank.
+    Raises ValueError for another shape or a `full` that is sharded itself.
+    """
+    if isinstance(full, DTensor):
+        if not all(p.is_replicate() for p in full.placements):
+            raise ValueError(f"from_full: the whole tensor is sharded itself, as {full.placements}")
+        full = full._local_tensor
+    if full.shape != like.shape:
+        raise ValueError(f"from_full: a tensor of shape {tuple(full.shape)} for one of shape {tuple(like.shape)}")
+    full = full.detach()
+    if isinstance(like, ShardedTensor):
+        return sharded_state.distributed(full, like, like.device)
+    mesh = like.device_mesh
+    whole = DTensor.from_local(full.to(like.device), mesh, [Replicate()] * mesh.ndim)
+    return whole.redistribute(placements=like.placements).clone()

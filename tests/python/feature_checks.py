@@ -1,0 +1,228 @@
+"""What users do around training, and the optimizers that run on the engine."""
+
+import copy
+import pickle
+
+import torch
+import torch.distributed.checkpoint as dcp
+import torch.nn as nn
+from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_state_dict,
+                                                     set_model_state_dict, set_state_dict)
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
+from torch.distributed.tensor import DTensor
+from torch.utils.checkpoint import checkpoint
+
+import dovetail
+import models
+from common import expect_error, full
+from dovetail import fully_shard, optim
+
+
+TOKENS = torch.arange(16).view(2, 8)
+
+
+def decoder(shard=True):
+    torch.manual_seed(6)
+    model = models.Decoder()
+    if shard:
+        for block in model.blocks:
+            fully_shard(block)
+        fully_shard(model)
+    return model
+
+
+def gradients(model, run=None):
+    model.zero_grad()
+    (run or model)(TOKENS).square().mean().backward()
+    return [full(p.grad).clone() for p in model.parameters()]
+
+
+def check_what_cannot_be_is_refused(world):
+    model = decoder()
+    assert type(model).__name__ == "FSDPDecoder" and isinstance(model, (dovetail.FSDPModule, models.Decoder))
+    expect_error(RuntimeError, ["copied"], lambda: copy.deepcopy(model))
+    expect_error(RuntimeError, ["pickled"], lambda: pickle.dumps(model))
+    expect_error(ValueError, ["already"], lambda: fully_shard(model))
+    expect_error(ValueError, ["containers"], lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
+    expect_error(NotImplementedError, ["zero3"], lambda: fully_shard(nn.Linear(2, 2), reshard_after_forward=2))
+    expect_error(ValueError, ["block", "rows"], lambda: fully_shard(nn.Linear(2, 2), plan=dovetail.Plan(block="rows")))
+    expect_error(ValueError, ["float16"], lambda: fully_shard(
+        nn.Linear(2, 2), mp_policy=dovetail.MixedPrecisionPolicy(param_dtype=torch.float16)))
+
+
+def check_evaluation_and_writes(world):
+    model, reference, tokens = decoder(), decoder(shard=False), TOKENS
+    # Without gradients, before and after training, and a forward that throws.
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), reference(tokens))
+    expect_error(IndexError, [], lambda: model(tokens + 1000))
+    model(tokens).sum().backward()
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), reference(tokens))
+
+    # Writes to parameters count at the next forward.
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(0.5)
+        for p in reference.parameters():
+            p.mul_(0.5)
+        torch.testing.assert_close(model(tokens), reference(tokens))
+
+    # Whole parameters between unshard and reshard.
+    block = model.blocks[1]
+    block.unshard()
+    assert not isinstance(block.up.weight, DTensor)
+    torch.testing.assert_close(block.up.weight.detach(), reference.blocks[1].up.weight.detach())
+    block.reshard()
+    assert isinstance(block.up.weight, DTensor) and block.up.weight.shape == (64, 32)
+
+
+def check_activation_checkpointing(world):
+    model = decoder()
+    plain = gradients(model)
+    for reentrant in (False, True):
+        forwards = [(b, b.forward) for b in model.blocks]
+        for b, forward in forwards:
+            b.forward = lambda s, causal, f=forward: {
+                "x": checkpoint(lambda x, f=f: f({"x": x, "depth": 0}, causal=causal)["x"], s["x"],
+                                use_reentrant=reentrant), "depth": s["depth"] + 1}
+        for a, b in zip(gradients(model), plain):
+            torch.testing.assert_close(a, b)
+        for b, forward in forwards:
+            del b.forward
+
+
+def check_micro_batches(world):
+    model, tokens = decoder(), TOKENS
+    plain = gradients(model)
+    # Without communication, then one that reduces.
+    model.zero_grad()
+    model.set_requires_gradient_sync(False)
+    model(tokens).square().mean().backward()
+    assert all(p.grad is None for p in model.parameters())
+    model.set_requires_gradient_sync(True)
+    model(tokens).square().mean().backward()
+    for p, g in zip(model.parameters(), plain):
+        torch.testing.assert_close(full(p.grad), 2 * g)
+    # Gradients that add up with communication in each.
+    model(tokens).square().mean().backward()
+    for p, g in zip(model.parameters(), plain):
+        torch.testing.assert_close(full(p.grad), 3 * g, rtol=1e-5, atol=1e-6)
+
+
+def check_divide_factor_and_ignored_parameters(world):
+    model, tokens = decoder(), TOKENS
+    plain = gradients(model)
+    model.zero_grad()
+    model.set_gradient_divide_factor(1.0)
+    model(tokens).square().mean().backward()
+    for p, g in zip(model.parameters(), plain):
+        torch.testing.assert_close(full(p.grad), world.size * g, rtol=1e-5, atol=1e-6)
+    other = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    fully_shard(other, ignored_params={other[1].weight})
+    other(torch.ones(1, 4)).sum().backward()
+    assert not isinstance(other[1].weight, DTensor) and other[1].weight.grad is not None
+
+
+def check_meta_device(world):
+    with torch.device("meta"):
+        late = models.Mlp()
+    for layer in late.layers:
+        fully_shard(layer)
+    fully_shard(late)
+    expect_error(RuntimeError, ["meta"], lambda: late(torch.ones(2, 32)))
+    late.to_empty(device="cpu")
+    with torch.no_grad():
+        for p in late.parameters():
+            p.fill_(0.125)
+    early = models.Mlp()
+    with torch.no_grad():
+        for p in early.parameters():
+            p.fill_(0.125)
+    torch.testing.assert_close(late(torch.ones(2, 32)), early(torch.ones(2, 32)))
+
+
+def check_checkpoints_of_torch(world):
+    """Written by one fully_shard, read by the other, and as whole state dicts."""
+    def state(model, opt):
+        return dict(zip(("model", "optimizer"), get_state_dict(model, opt)))
+
+    def trained(shard, steps):
+        torch.manual_seed(9)
+        model = models.Decoder()
+        for block in model.blocks:
+            shard(block)
+        shard(model)
+        opt = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        for _ in range(steps):
+            model(TOKENS).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+        return model, opt
+
+    def same(a, b):
+        for (name, p), q in zip(a.named_parameters(), b.parameters()):
+            torch.testing.assert_close(full(p.detach()), full(q.detach()), rtol=1e-5, atol=1e-6, msg=name)
+
+    both = ((fully_shard, torch_fully_shard), (torch_fully_shard, fully_shard), (fully_shard, fully_shard))
+    for writer, reader in both:
+        folder = f"{world.folder}/{writer.__module__}-{reader.__module__}"
+        model, opt = trained(writer, 3)
+        dcp.save(state(model, opt), checkpoint_id=folder)
+        other, other_opt = trained(reader, 1)
+        loaded = state(other, other_opt)
+        dcp.load(loaded, checkpoint_id=folder)
+        set_state_dict(other, other_opt, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
+        same(model, other)
+        for m, o in ((model, opt), (other, other_opt)):
+            m(TOKENS).square().mean().backward()
+            o.step()
+        same(model, other)
+    whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+    single = decoder(shard=False)
+    single.load_state_dict(whole)
+    with torch.no_grad():
+        torch.testing.assert_close(single(TOKENS), model(TOKENS))
+    fresh = decoder()
+    set_model_state_dict(fresh, single.state_dict(), options=StateDictOptions(full_state_dict=True))
+    same(model, fresh)
+
+
+def check_optimizers_of_the_engine(world):
+    """Against the same on one process."""
+    def run(make, shard, degrees=None):
+        torch.manual_seed(8)
+        model = models.Mlp()
+        if shard:
+            how = {"plan": dovetail.Plan(**(degrees or {}))}
+            for layer in model.layers:
+                fully_shard(layer, **how)
+            fully_shard(model, **how)
+        opt = make(model.parameters())
+        scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + s))
+        for step in range(4):
+            g = torch.Generator().manual_seed(step)
+            x = torch.randn(4, 32, generator=g)
+            model(x).square().mean().backward()
+            opt.step()
+            scheduler.step()
+            opt.zero_grad()
+        return {n: full(p.detach()) for n, p in model.named_parameters()}
+
+    reference = run(lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1), False)
+    for degrees in ({}, {"zero3": 1}, {"zero2": 1, "zero3": 1}):
+        got = run(lambda p: optim.AdamW(p, lr=1e-2, weight_decay=0.1), True, degrees)
+        for n in reference:
+            torch.testing.assert_close(got[n], reference[n], rtol=1e-4, atol=1e-4)
+    reference = run(lambda p: torch.optim.SGD(p, lr=1e-2, momentum=0.9), False)
+    got = run(lambda p: optim.SGD(p, lr=1e-2, momentum=0.9), True)
+    for n in reference:
+        torch.testing.assert_close(got[n], reference[n], rtol=1e-5, atol=1e-6)
+    # Units are assembled where shards cut them: the same as where each matrix is whole.
+    for make in (optim.Muon, optim.Shampoo):
+        cut = run(lambda p: make(p, lr=1e-2), True)
+        whole = run(lambda p: make(p, lr=1e-2), True, {"block": "matrix"})
+        for n in cut:
+            torch.testing.assert_close(cut[n], whole[n], rtol=0, atol=0)
+
+

@@ -1,0 +1,82 @@
+"""Small models that tests train with Dovetail and with torch's own fully_shard."""
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+
+
+class Mlp(nn.Module):
+    def __init__(self, width=32, depth=3):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Sequential(nn.Linear(width, 3 * width), nn.GELU(), nn.Linear(3 * width, width))
+                                    for _ in range(depth))
+        self.norm = nn.LayerNorm(width)
+        self.scale = nn.Parameter(torch.full((1,), 1.5))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(x)
+        return self.norm(x) * self.scale
+
+
+class Convolutions(nn.Module):
+    """With batch norm, whose buffers each rank keeps."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(),
+                                  nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU())
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.body(x).mean((2, 3)))
+
+
+class Tied(nn.Module):
+    """Embedding and head share their weight; the middle layer is frozen."""
+
+    def __init__(self, vocabulary=40, width=16):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.middle = nn.Linear(width, width)
+        self.block = nn.Linear(width, width)
+        self.head = nn.Linear(width, vocabulary, bias=False)
+        self.head.weight = self.embedding.weight
+        for p in self.middle.parameters():
+            p.requires_grad_(False)
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        return self.head(x + self.block(torch.tanh(self.middle(x))))
+
+
+class Decoder(nn.Module):
+    """A causal transformer with nested structures as inputs and outputs of its blocks."""
+
+    class Block(nn.Module):
+        def __init__(self, width, heads):
+            super().__init__()
+            self.heads = heads
+            self.norm = nn.RMSNorm(width)
+            self.qkv = nn.Linear(width, 3 * width, bias=False)
+            self.out = nn.Linear(width, width, bias=False)
+            self.up = nn.Linear(width, 2 * width)
+            self.down = nn.Linear(2 * width, width)
+
+        def forward(self, state, *, causal):
+            x = state["x"]
+            q, k, v = (t.unflatten(-1, (self.heads, -1)).transpose(1, 2) for t in self.qkv(self.norm(x)).chunk(3, -1))
+            x = x + self.out(F.scaled_dot_product_attention(q, k, v, is_causal=causal).transpose(1, 2).flatten(2))
+            return {"x": x + self.down(F.silu(self.up(self.norm(x)))), "depth": state["depth"] + 1}
+
+    def __init__(self, vocabulary=64, width=32, heads=4, depth=3):
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.blocks = nn.ModuleList(Decoder.Block(width, heads) for _ in range(depth))
+        self.head = nn.Linear(width, vocabulary, bias=False)
+
+    def forward(self, tokens):
+        state = {"x": self.embedding(tokens), "depth": 0}
+        for block in self.blocks:
+            state = block(state, causal=True)
+        return self.head(state["x"])
