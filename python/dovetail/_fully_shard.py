@@ -235,6 +235,20 @@ class FSDPModule:
         self.__init__(*args, **kwargs)
         return self
 
+    def _apply(self, fn, *args, **kwargs):
+        runtimes = {id(u.runtime): u.runtime for u in self._below(recurse=True) if u.runtime is not None}.values()
+        if runtimes:
+            becomes = fn(torch.empty(0))
+            if becomes.dtype != torch.float32 or becomes.device.type != "cpu":
+                raise NotImplementedError("a sharded module that has run keeps its main weights: wanted float32 on "
+                                          f"cpu, got {becomes.dtype} on {becomes.device}")
+        for runtime in runtimes:
+            runtime.engine.release_all()
+        super()._apply(fn, *args, **kwargs)
+        for runtime in runtimes:
+            runtime.take_over()
+        return self
+
     def _unit(self) -> Unit:
         return getattr(self, _STATE)
 

@@ -110,6 +110,19 @@ class Runtime:
             local.data = p.main.view(local.shape)
             slot.gradient = sharded_tensor(p.grad, mesh, slot.intervals, slot.param.shape)
 
+    def take_over(self) -> None:
+        """Values of parameters and gradients whose memory was exchanged under them, as Module._apply does."""
+        with torch.no_grad():
+            for slot, p in zip(self.slots, self.engine.parameters()):
+                local = slot.param._local_tensor
+                if p.main.numel() and local.data_ptr() != p.main.data_ptr():
+                    p.main.copy_(local.reshape(-1))
+                    local.data = p.main.view(local.shape)
+                slot.gradient = sharded_tensor(p.grad, self.root.mesh, slot.intervals, slot.param.shape)
+                if slot.param.grad is not None:
+                    local_elements(slot.gradient).copy_(local_elements(slot.param.grad))
+                    slot.param.grad = slot.gradient
+
     def rebuild(self) -> None:
         """A new engine with the weights of this one."""
         for slot in self.slots:
@@ -143,17 +156,28 @@ class Runtime:
         dtype = unit.policy.output_dtype
         for i, t in zip(at, self.engine.after_forward(unit.index, [flat[i] for i in at])):
             flat[i] = t.to(dtype) if dtype and t.is_floating_point() else t
+        if unit is self.root:  # between passes parameters are the sharded ones, also of units that stay gathered
+            for u in self.units:
+                u.show(runtime=False)
         return tree_unflatten(flat, spec)
 
     def _root_begins(self) -> None:
         if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
             self.engine.zero_grad()
             self.grads_seen = False
-        for slot in self.slots:
+        for slot, spec in zip(self.slots, self.specs):
             if slot.runtime.requires_grad != slot.param.requires_grad:
                 slot.runtime.requires_grad_(slot.param.requires_grad)
+            for module, name in slot.places:
+                registered = module._parameters.get(name)
+                if registered is not slot.param and registered is not slot.runtime:
+                    raise RuntimeError(f"parameter {spec.name} was replaced by another object: wanted a write into the "
+                                       "sharded one, as load_state_dict() without assign=True does")
 
     def _backward_begins(self) -> None:
+        for u in self.units:  # for what is computed again
+            if u.gathered:
+                u.show(runtime=True)
         if not self.grads_seen:
             return
         if all(slot.param.grad is None for slot in self.slots):

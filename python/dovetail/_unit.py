@@ -61,9 +61,16 @@ class Unit:
     index: int = -1                  # of the unit in it
     name: str = ""
 
+    gathered: bool = False
+
     def residence_changed(self, gathered: bool) -> None:
+        self.gathered = gathered
+        self.show(runtime=gathered)
+
+    def show(self, runtime: bool) -> None:
+        """Which parameters the modules have from now on."""
         for slot in self.slots:
-            slot.register(slot.runtime if gathered else slot.param)
+            slot.register(slot.runtime if runtime else slot.param)
 
 
 def unit_of(param: torch.Tensor) -> "Unit | None":

@@ -68,6 +68,29 @@ def check_evaluation_and_writes(world):
             p.mul_(0.5)
         torch.testing.assert_close(model(tokens), reference(tokens))
 
+    # Between a forward and a backward pass parameters are the sharded ones: an optimizer made then holds them.
+    loss = model(tokens).sum()
+    assert all(isinstance(p, DTensor) for p in model.parameters())
+    loss.backward()
+
+    # Memory exchanged under parameters is taken over; other objects in their place are refused.
+    expect_error(NotImplementedError, ["float64"], model.double)
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), reference(tokens))
+    model._apply(lambda t: t.clone())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    model.zero_grad()
+    model(tokens).square().mean().backward()
+    optimizer.step()
+    reference(tokens).square().mean().backward()
+    torch.optim.SGD(reference.parameters(), lr=0.5).step()
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens), reference(tokens))
+    kept = model.head.weight
+    model.head.weight = nn.Parameter(kept.detach().clone())
+    expect_error(RuntimeError, ["head.weight", "replaced"], lambda: model(tokens))
+    model.head.weight = kept
+
     # Whole parameters between unshard and reshard.
     block = model.blocks[1]
     block.unshard()
