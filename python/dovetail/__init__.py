@@ -15,7 +15,7 @@ import torch  # first: the C++ module finds torch's libraries loaded
 from . import optim
 from ._C import CommError, ConfigError, Error, FileError, PlanError, StateError
 from ._fully_shard import FSDPModule, UnshardHandle, fully_shard
-from ._runtime import close_worlds
+from ._runtime import close_worlds, set_deadline
 from .plan import Plan
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from .ragged import Ragged, ShardedTensor
@@ -23,5 +23,5 @@ from .ragged import Ragged, ShardedTensor
 __all__ = [
     "CPUOffloadPolicy", "CommError", "ConfigError", "Error", "FSDPModule", "FileError", "MixedPrecisionPolicy",
     "OffloadPolicy", "Plan", "PlanError", "Ragged", "ShardedTensor", "StateError", "UnshardHandle", "close_worlds",
-    "fully_shard", "optim",
+    "fully_shard", "optim", "set_deadline",
 ]

@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ._runtime import Runtime
-from ._unit import Unit, shard_parameters, successor_of, take_back
+from ._unit import Unit, shard_parameters, successor_of, take_back, unit_of
 from .plan import Plan
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 
@@ -67,6 +67,8 @@ def fully_shard(
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
         if isinstance(m, FSDPModule):
             raise ValueError(f"fully_shard has been applied to this module already: {type(m).__name__}")
+    if comm not in ("auto", "peer", "c10d"):
+        raise ValueError(f'comm: wanted "auto", "peer" or "c10d", got {comm!r}')
     if shard_placement_fn is not None:
         raise NotImplementedError("shard_placement_fn: shards are runs of elements; wanted plan=Plan(block=...)")
     if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
@@ -132,7 +134,7 @@ def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
                 if (module, name) not in elsewhere:
                     elsewhere.append((module, name))
                 continue
-            _refuse_distributed(param)
+            _refuse_distributed(param, prefix + name)
             places = found.setdefault(id(param), (param, list(elsewhere), prefix + name))[1]
             if (module, name) not in places:
                 places.append((module, name))
@@ -175,7 +177,10 @@ def _name_in(unit: Unit, module: nn.Module, name: str) -> str:
     return name
 
 
-def _refuse_distributed(param: nn.Parameter) -> None:
+def _refuse_distributed(param: nn.Parameter, name: str) -> None:
+    if unit_of(param) is not None:
+        raise ValueError(f"parameter {name} is sharded by a unit above this module: wanted fully_shard bottom-up, the "
+                         "outermost module last")
     if isinstance(param, DTensor):
         raise NotImplementedError(f"a parameter that is a DTensor already, with placements {param.placements}: tensor "
                                   "parallel parameters are not supported")
@@ -215,7 +220,7 @@ def _before_forward(unit: Unit, module: nn.Module, args, kwargs):
 
 
 def _after_forward(unit: Unit, module: nn.Module, args, output):
-    return unit.runtime.after_forward(unit, output)
+    return unit.runtime.after_forward(unit, output) if unit.runtime is not None else None
 
 
 class UnshardHandle:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import itertools
 import sys
+import weakref
 
 import torch
 import torch.distributed as dist
@@ -17,7 +18,15 @@ from .ragged import local_elements, sharded_tensor
 
 _worlds: dict = {}
 _count = itertools.count()
-DEADLINE_SECONDS = 300.0
+_deadline = 300.0
+
+
+def set_deadline(seconds: float) -> None:
+    """How long a rank waits for others before an error names them; of worlds that are made from now on, 300 s else."""
+    global _deadline
+    if not seconds > 0:
+        raise ValueError(f"deadline: wanted a positive number of seconds, got {seconds}")
+    _deadline = float(seconds)
 
 
 def world_of(mesh, comm: str) -> "_C.Group":
@@ -28,7 +37,7 @@ def world_of(mesh, comm: str) -> "_C.Group":
         ranks = dist.get_process_group_ranks(mesh.get_group())
         name = f"dovetail-{next(_count)}-{'.'.join(map(str, ranks))}"
         _worlds[key] = (mesh.get_group(),
-                        _C.make_world(store, mesh.get_local_rank(), mesh.size(), name, comm, DEADLINE_SECONDS))
+                        _C.make_world(store, mesh.get_local_rank(), mesh.size(), name, comm, _deadline))
     return _worlds[key][1]
 
 
@@ -38,6 +47,18 @@ def close_worlds() -> None:
 
 
 atexit.register(close_worlds)
+
+
+def _weakly(method):
+    """For the engine to call, which must not keep alive what keeps it."""
+    ref = weakref.WeakMethod(method)
+
+    def call(*args):
+        alive = ref()
+        if alive is not None:
+            alive(*args)
+
+    return call
 
 
 class Runtime:
@@ -92,11 +113,11 @@ class Runtime:
                 parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
                 self.specs.append(_C.TensorSpec(name, shape, slot.kind))
                 self.slots.append(slot)
-            model.append(_C.ModelUnit(u.name, parameters, u.residence_changed))
+            model.append(_C.ModelUnit(u.name, parameters, _weakly(u.residence_changed)))
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, [], self.world, options, self.specs, False, 0)
         self.engine.set_gradient_factor(1.0 / size if self.factor is None else 1.0 / self.factor)
-        self.engine.on_backward(self._backward_begins, self._backward_ends)
+        self.engine.on_backward(_weakly(self._backward_begins), _weakly(self._backward_ends))
         self._show()
         self.grads_seen = False
         for u in self.units:

@@ -14,8 +14,8 @@ class Plan:
     """How parameters, gradients and optimizer state are sharded over the ranks of a mesh.
 
     Attributes:
-        zero1: ranks over which main weights and optimizer state are sharded; 0: all of the mesh.
-        zero2: ranks over which gradients are sharded; 0: as zero1. Divides zero1.
+        zero1: ranks over which main weights and optimizer state are sharded: all of the mesh.
+        zero2: ranks over which gradients are sharded: as zero1, since `.grad` is the gradient of the main weights.
         zero3: ranks over which runtime parameters are sharded; 0: as zero2. Divides zero2. 1: they are whole on every
             rank, and nothing is gathered in a pass.
         block: what no shard boundary cuts: "element", "row", "32-row", "128-row", "head", "expert" or "matrix".
@@ -46,6 +46,8 @@ class Plan:
         zero3 = self.zero3 or zero2
         if zero1 != world:
             raise ValueError(f"zero1: wanted all {world} ranks of the mesh, got {zero1}")
+        if zero2 != zero1:
+            raise NotImplementedError(f"zero2: wanted zero1, {zero1}, got {zero2}")
         o = _C.PlanOptions()
         o.world = world
         o.format = format
