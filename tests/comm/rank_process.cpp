@@ -1,3 +1,6 @@
+#include <sys/prctl.h>
+
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -123,6 +126,7 @@ void loop(Group& world, const std::string& scenario) {
 }  // namespace
 
 int rank_process(int argc, char** argv) {
+  prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that is ended from outside leaves no rank behind
   const std::string transport = argv[2], scenario = argv[3];
   WorldOptions options;
   options.rank = std::atoi(argv[4]);
