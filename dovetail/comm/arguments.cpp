@@ -3,7 +3,6 @@
 #include <cstring>
 
 #include "dovetail/base/error.h"
-#include "dovetail/comm/tree_sum.h"
 
 namespace dovetail::comm {
 namespace {
@@ -30,12 +29,16 @@ void check_gather(const GatherPlane& plane, int size) {
   DT_CHECK(size == 1 || plane.whole != nullptr || plane.slices.back().end == 0, "a gather needs memory for the whole");
 }
 
-void check_reduce(const ReduceScatter& request, int size, int64_t scratch_bytes) {
+void check_reduce(const ReduceScatter& request, int size, int64_t scratch_bytes, bool on_host) {
   check_slices(request.slices, size);
   DT_CHECK(request.dtype == DType::f32 || request.dtype == DType::bf16, "sums take fp32 or bf16, got {}",
            name_of(request.dtype));
   DT_CHECK_GE(static_cast<int64_t>(request.scratch.size()), scratch_bytes, "scratch of a reduce_scatter");
+  if (request.finished && !on_host)
+    raise<ConfigError>("reduce_scatter: sums can be shown in memory of the host, got a device's");
 }
+
+SumOutput sum_output(const ReduceScatter& r) { return {r.accumulate, r.scale, r.finished}; }
 
 int check_split(const std::vector<std::vector<int>>& groups, int size, int member) {
   std::vector<int> seen(static_cast<size_t>(size), 0);
@@ -56,7 +59,7 @@ void reduce_alone(const ReduceScatter& r) {
   const int only = 0;
   const std::byte* input = r.input + r.slices[0].begin * size_of(r.dtype);
   SumTree({&only, 1}).sum({&input, 1}, r.dtype, {r.output, static_cast<size_t>(r.slices[0].size())},
-                            {r.accumulate, r.scale, r.finished});
+                          sum_output(r));
 }
 
 std::vector<OwnMessage> own_messages(std::span<const Send> sends, std::span<const Receive> receives, int member) {

@@ -6,13 +6,17 @@
 #include <vector>
 
 #include "dovetail/comm/group.h"
+#include "dovetail/comm/tree_sum.h"
 
 namespace dovetail::comm {
 
 // One slice per member, ascending and disjoint.
 void check_slices(std::span<const Interval> slices, int size);
 void check_gather(const GatherPlane& plane, int size);
-void check_reduce(const ReduceScatter& request, int size, int64_t scratch_bytes);
+// on_host: whether the memory named is the host's. Throws ConfigError where sums cannot be shown.
+void check_reduce(const ReduceScatter& request, int size, int64_t scratch_bytes, bool on_host = true);
+// What becomes of the request's sum.
+SumOutput sum_output(const ReduceScatter& request);
 // Lists that name each of `size` members once; throws ConfigError. Returns the index of the list that holds `member`.
 int check_split(const std::vector<std::vector<int>>& groups, int size, int member);
 

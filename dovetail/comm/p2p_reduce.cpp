@@ -1,5 +1,6 @@
 #include <cstring>
 
+#include "dovetail/comm/arguments.h"
 #include "dovetail/comm/p2p_operation.h"
 
 namespace dovetail::comm {
@@ -9,7 +10,7 @@ P2PReduceScatter::P2PReduceScatter(std::shared_ptr<P2PMembers> members, const Re
       inputs_(members_->size()),
       dtype_(r.dtype),
       output_(r.output, static_cast<size_t>(r.slices[members_->rank].size())),
-      how_{r.accumulate, r.scale, r.finished} {
+      how_(sum_output(r)) {
   const int size = members_->size(), me = members_->rank;
   const int64_t item = size_of(r.dtype), own = r.slices[me].size() * item;
   inputs_[me] = r.input + r.slices[me].begin * item;

@@ -215,11 +215,6 @@ std::shared_ptr<ops::UnitHooks> Engine::hooks(int64_t unit) {
   return std::make_shared<engine_detail::Hooks>(impl_->runner_, unit);
 }
 
-std::shared_ptr<ops::GradientSink> Engine::sink(int64_t parameter) {
-  const auto [group, number] = impl_->place_.at(parameter);
-  return std::make_shared<engine_detail::Sink>(impl_->runner_, group, number);
-}
-
 void Engine::on_backward(std::function<void()> begin, std::function<void()> end) {
   impl_->context_.backward_began = std::move(begin);
   impl_->context_.backward_ended = std::move(end);
@@ -229,7 +224,7 @@ void Engine::discard_gradients() {
   for (auto& group : impl_->runner_->groups()) group->drop_gradient();
 }
 
-std::vector<bool> Engine::contributed() {
+std::vector<bool> Engine::have_gradients() {
   std::vector<std::byte> mine;
   for (int64_t i = 0; i < std::ssize(impl_->place_); ++i) mine.push_back(std::byte{impl_->parameter(i).contributed});
   std::vector<bool> any(mine.size());
@@ -237,6 +232,7 @@ std::vector<bool> Engine::contributed() {
   id.label = "parameters that have a gradient";
   for (const auto& theirs : impl_->context_.ranks.world->gather_bytes(mine, id))
     for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] || theirs[i] != std::byte{0};
+  for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] && impl_->group_of(static_cast<int64_t>(i)).has_gradient();
   return any;
 }
 
@@ -248,6 +244,7 @@ void Engine::set_gradient_factor(float factor) {
 void Engine::set_operations(UpdateOps ops) {
   impl_->runner_->check_idle("set_operations");
   engine_detail::compare_plans(plan(), describe(ops), *impl_->context_.ranks.world);
+  engine_detail::plan_update(plan(), ops);  // refuses what does not fit, before anything is given up
   const EngineOptions& options = impl_->options_;
   impl_->stepper_.reset();  // its memory is given back first
   impl_->stepper_ = std::make_unique<engine_detail::Stepper>(impl_->context_, *impl_->runner_, ops, options.norm,
@@ -282,7 +279,7 @@ std::vector<UpdateParameter> Engine::parameters() {
     out.push_back({.spec = &plan.tensors[i], .group = impl_->place_[i].first, .elements = own,
                    .main = view(group.main_memory(p), group.main_at(p), plan.options.main),
                    .grad = view(group.main_gradient_memory(), group.main_gradient_at(p), DType::f32),
-                   .trainable = p.leaf.requires_grad(), .has_gradient = group.has_gradient()});
+                   .trainable = p.leaf.requires_grad()});
   }
   return out;
 }

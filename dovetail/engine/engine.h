@@ -35,7 +35,6 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/engine/trace.h"
 #include "dovetail/engine/unit_model.h"
-#include "dovetail/ops/gradient_sink.h"
 #include "dovetail/ops/unit.h"
 #include "dovetail/plan/bytes.h"
 #include "dovetail/plan/plan.h"
@@ -87,7 +86,6 @@ struct UpdateParameter {
   // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction, until the next forward
   at::Tensor grad;
   bool trainable;
-  bool has_gradient;          // its unit was reduced since the last step or zero_grad()
 };
 
 class Engine {
@@ -104,18 +102,18 @@ class Engine {
 
   // To be called around the forward passes of a unit (plan order).
   std::shared_ptr<ops::UnitHooks> hooks(int64_t unit);
-  // Where the gradient of a parameter (plan order) can be written directly.
-  std::shared_ptr<ops::GradientSink> sink(int64_t parameter);
   // Called when a backward pass begins, before any gradient is written, and at its end, when all reductions over zero2
   // ranks are done. May be null.
   void on_backward(std::function<void()> begin, std::function<void()> end);
   // What was reduced so far counts no more. Also where a backward pass begins.
   void discard_gradients();
-  // Per parameter: whether a gradient of it arrived on any rank since the last step or zero_grad(). Collective.
-  std::vector<bool> contributed();
+  // Per parameter: whether it has a gradient, reduced, that arrived on any rank since the last step or zero_grad().
+  // Collective.
+  std::vector<bool> have_gradients();
   // Multiplies the sums over ranks of the backward passes that follow; 1 until then. Equal on all ranks.
   void set_gradient_factor(float factor);
-  // Other update operations from the next step on; their state starts anew. Collective.
+  // Other update operations from the next step on; their state starts anew. ConfigError, and nothing changed, where
+  // they do not fit the plan. Collective.
   void set_operations(UpdateOps ops);
 
   // false: the following backward passes add to whole local gradients and communicate nothing; needs

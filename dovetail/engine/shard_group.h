@@ -132,6 +132,7 @@ class ShardGroup {
   // Of runs of a gradient shard that begins at element `shard` of the segment.
   std::function<void(int64_t, std::span<const float>)> square_runs(int64_t segment, int64_t shard);
   std::vector<bool> trainable_mask() const;
+  void begin_squares();
   void accumulate_slot();
 
   Context& context_;

@@ -72,6 +72,11 @@ std::vector<bool> ShardGroup::trainable_mask() const {
   return mask;
 }
 
+void ShardGroup::begin_squares() {
+  squares_.emplace();
+  squared_ = trainable_mask();
+}
+
 // Not of padding, which holds anything.
 std::function<void(int64_t, std::span<const float>)> ShardGroup::square_runs(int64_t segment, int64_t shard) {
   return [this, segment, shard](int64_t begin, std::span<const float> run) {
@@ -117,10 +122,7 @@ void ShardGroup::start_reduce(bool sync) {
   if (wanted > 0) scratch_slot_ = context_.scratch_pool->acquire(wanted);
   // What is final is measured on the way. More micro-batches may come, so only the first of them are.
   const plan::Degrees& d = context_.degrees();
-  if (!gradient_valid_ && d.zero1 == d.zero2 && context_.ranks.replica->size() == 1) {
-    squares_.emplace();
-    squared_ = trainable_mask();
-  }
+  if (!gradient_valid_ && d.zero1 == d.zero2 && context_.ranks.replica->size() == 1) begin_squares();
   for (size_t i = 0; i < segments_.size(); ++i) {
     const GroupSegment& s = segments_[i];
     comm::ReduceScatter request;
@@ -161,10 +163,7 @@ void ShardGroup::reduce_main() {
   comm::Group& parts = *context_.ranks.reduce_main;
   comm::Group& replicas = *context_.ranks.replica;
   const int64_t zero2 = plan::zero2_shard(d, context_.position);
-  if (parts.size() > 1 && replicas.size() == 1) {
-    squares_.emplace();
-    squared_ = trainable_mask();
-  }
+  if (parts.size() > 1 && replicas.size() == 1) begin_squares();
   for (size_t i = 0; i < segments_.size(); ++i) {
     const GroupSegment& s = segments_[i];
     auto* shard = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);

@@ -61,9 +61,25 @@ std::vector<int64_t> unit_edges(const TensorSpec& t, const Unit& unit) {
   return edges.size() > 1 ? edges : std::vector<int64_t>{};
 }
 
+// Equal on all ranks. A plan that was made for other operations may cut what these need whole.
+void check_uncut(const plan::Plan& plan, const UpdateOps& ops) {
+  const std::vector<plan::TensorPlace> places = plan::tensor_places(plan);
+  for (int64_t t = 0; t < std::ssize(plan.tensors); ++t) {
+    const int64_t block = update_needs(plan.tensors[t], ops).block;
+    for (int64_t q = 0; block > 1 && places[t].segment && q < plan.options.degrees.zero1; ++q) {
+      const Interval own =
+          intersect(places[t].segment->zero1_interval(q), places[t].placement->interval());
+      if (const int64_t first = own.begin - places[t].placement->offset; !own.empty() && first % block != 0)
+        raise<ConfigError>("parameter {}: its optimizer wanted blocks of {} elements uncut, got a plan that cuts it "
+                           "at element {}", plan.tensors[t].name, block, first);
+    }
+  }
+}
+
 }  // namespace
 
 UpdatePlan plan_update(const plan::Plan& plan, const UpdateOps& ops) {
+  check_uncut(plan, ops);
   UpdatePlan result;
   // Without any operation the engine is stepped from outside, and no parameter needs one.
   if (ops.empty())

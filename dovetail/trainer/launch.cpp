@@ -54,6 +54,16 @@ void check_job(const Config& config, int64_t ranks) {
   schedule_of(config.optimizer, config.train.steps);
   share_of(config.train, 0, ranks);
   plan::validate(plan_options(config.shard, ranks).degrees, ranks);
+  const int64_t on_host = config.comm.ranks_per_host;
+  if (on_host == 0) return;
+  if (config.comm.backend != "auto" && config.comm.backend != "peer")
+    raise<ConfigError>("comm.ranks_per_host {}: wanted comm.backend auto or peer, got {}", on_host,
+                       config.comm.backend);
+  if (ranks % on_host != 0)
+    raise<ConfigError>("comm.ranks_per_host: wanted 0 or a divisor of the {} ranks, got {}", ranks, on_host);
+  if (on_host == 1 && ranks > 1 && config.comm.backend == "peer")
+    raise<ConfigError>("comm.ranks_per_host 1: wanted 2 or more with comm.backend peer, whose ranks share "
+                       "their host's memory");
 }
 
 int run_rank(const Config& config, const TrainCommand& command, const LaunchInfo& job) {
@@ -99,9 +109,6 @@ std::shared_ptr<comm::Group> make_job_world(const LaunchInfo& job, const CommCon
   options.holds_store = job.rank == 0 && !job.store_elsewhere;
   options.name = fmt::format("dovetail-{}", job.attempt);
   const bool shares = config.backend == "auto" || config.backend == "peer";
-  if (config.ranks_per_host > 0 && !shares)
-    raise<ConfigError>("config: comm.ranks_per_host {}: wanted comm.backend auto or peer, got {}",
-                       config.ranks_per_host, config.backend);
   if (config.backend == "gloo_native") options.backend = comm::WorldBackend::gloo_native;
   if (shares)
     options.peers = comm::PeerOptions{.ranks_per_host = static_cast<int>(config.ranks_per_host),

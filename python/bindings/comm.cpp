@@ -10,8 +10,7 @@ namespace dovetail::python {
 namespace {
 
 std::shared_ptr<comm::Group> make_world(const c10::intrusive_ptr<::c10d::Store>& store, int rank, int size,
-                                        const std::string& name, const std::string& backend, double deadline,
-                                        int ranks_per_host) {
+                                        const std::string& name, const std::string& backend, double deadline) {
   const std::chrono::milliseconds limit(static_cast<int64_t>(deadline * 1000));
   if (size == 1) return comm::make_p2p_world(comm::make_thread_link(std::make_shared<comm::Hub>(1), 0), limit);
   comm::WorldOptions options;
@@ -21,7 +20,7 @@ std::shared_ptr<comm::Group> make_world(const c10::intrusive_ptr<::c10d::Store>&
   options.name = name;
   options.deadline = limit;
   if (backend == "auto" || backend == "peer")
-    options.peers = comm::PeerOptions{.ranks_per_host = ranks_per_host, .required = backend == "peer"};
+    options.peers = comm::PeerOptions{.required = backend == "peer"};
   else if (backend != "c10d")
     raise<ConfigError>("comm: wanted \"auto\", \"peer\" or \"c10d\", got \"{}\"", backend);
   return comm::make_world(options);
@@ -31,15 +30,9 @@ std::shared_ptr<comm::Group> make_world(const c10::intrusive_ptr<::c10d::Store>&
 
 void bind_comm(py::module_& m) {
   py::class_<comm::Group, std::shared_ptr<comm::Group>>(m, "Group")
-      .def_property_readonly("rank", &comm::Group::rank)
-      .def_property_readonly("size", &comm::Group::size)
-      .def_property_readonly("transport", &comm::Group::transport)
-      .def("bytes_sent", [](const comm::Group& g) { return g.counters().read().sent(); })
-      .def("barrier", [](comm::Group& g) { g.barrier({}); }, py::call_guard<py::gil_scoped_release>())
-      .def("fail", [](comm::Group& g, const std::string& reason) { g.fail(reason); },
-           py::call_guard<py::gil_scoped_release>());
+      .def("bytes_sent", [](const comm::Group& g) { return g.counters().read().sent(); });
   m.def("make_world", &make_world, py::arg("store"), py::arg("rank"), py::arg("size"), py::arg("name"),
-        py::arg("backend"), py::arg("deadline"), py::arg("ranks_per_host") = 0,
+        py::arg("backend"), py::arg("deadline"),
         py::call_guard<py::gil_scoped_release>());
 }
 

@@ -17,5 +17,4 @@ PYBIND11_MODULE(_C, m) {
   python::bind_plan(m);
   python::bind_update(m);
   python::bind_engine(m);
-  python::bind_checkpoint(m);
 }

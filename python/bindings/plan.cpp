@@ -2,20 +2,20 @@
 
 #include "dovetail/layout/block.h"
 #include "dovetail/plan/plan.h"
-#include "dovetail/plan/schedule.h"
 #include "python/bindings/bindings.h"
 
 namespace dovetail::python {
 namespace {
 
-// Per tensor and zero1 shard: [begin, end) of the row-major tensor; (0, 0) for none.
+// Per tensor and rank, its zero1 shard: [begin, end) of the row-major tensor; (0, 0) for none.
 std::vector<std::vector<std::pair<int64_t, int64_t>>> shard_intervals(const plan::PlanOptions& options,
                                                                       const plan::GroupSpec& group) {
   const plan::Plan plan = plan::make_plan(options, {group});
   std::vector<std::vector<std::pair<int64_t, int64_t>>> all;
   for (const plan::TensorPlace& place : plan::tensor_places(plan)) {
     std::vector<std::pair<int64_t, int64_t>>& shards = all.emplace_back();
-    for (int64_t q = 0; q < options.degrees.zero1; ++q) {
+    for (int64_t rank = 0; rank < options.world; ++rank) {
+      const int64_t q = plan::zero1_shard(options.degrees, plan::position_of(options.degrees, rank));
       const Interval part = place.segment ? intersect(place.segment->zero1_interval(q), place.placement->interval())
                                           : Interval{};
       if (part.empty())
@@ -41,7 +41,6 @@ void bind_plan(py::module_& m) {
       .def_readwrite("prefetch", &PlanOptions::prefetch)
       .def_readwrite("pending_reductions", &PlanOptions::pending_reductions)
       .def_readwrite("local_accumulation", &PlanOptions::local_accumulation)
-      .def_readwrite("host_ranks", &PlanOptions::host_ranks)
       .def("set_degrees", [](PlanOptions& o, int64_t zero1, int64_t zero2, int64_t zero3) {
         o.degrees = {zero1, zero2, zero3};
       })
@@ -49,26 +48,17 @@ void bind_plan(py::module_& m) {
       .def("set_boundary", [](PlanOptions& o, const std::string& name) { o.boundary = plan::parse_boundary(name); })
       .def("validate", [](const PlanOptions& o) { plan::validate(o); });
   py::class_<TensorSpec>(m, "TensorSpec")
-      .def(py::init([](const std::string& name, std::vector<int64_t> shape, const std::string& kind, int64_t heads,
-                       int heads_dim) {
-             TensorSpec spec{.name = name, .shape = std::move(shape), .heads = heads, .heads_dim = heads_dim};
-             spec.kind = kind.empty() ? kind_of_shape(spec.shape) : parse_param_kind(kind);
-             plan::validate(spec);
-             return spec;
-           }),
-           py::arg("name"), py::arg("shape"), py::arg("kind") = "", py::arg("heads") = 0, py::arg("heads_dim") = 0)
-      .def_readonly("name", &TensorSpec::name)
-      .def_readonly("shape", &TensorSpec::shape);
+      .def(py::init([](const std::string& name, std::vector<int64_t> shape, const std::string& kind) {
+        TensorSpec spec{.name = name, .shape = std::move(shape)};
+        spec.kind = kind.empty() ? kind_of_shape(spec.shape) : parse_param_kind(kind);
+        plan::validate(spec);
+        return spec;
+      }))
+      .def_readonly("name", &TensorSpec::name);
   py::class_<plan::GroupSpec>(m, "GroupSpec")
-      .def(py::init([](const std::string& name, std::vector<TensorSpec> tensors, bool backward_needs_parameters,
-                       std::vector<int64_t> blocks) {
-             plan::GroupSpec spec{.name = name, .tensors = std::move(tensors),
-                                  .backward_needs_parameters = backward_needs_parameters};
-             for (int64_t block : blocks) spec.needs.push_back({.block = block});
-             return spec;
-           }),
-           py::arg("name"), py::arg("tensors"), py::arg("backward_needs_parameters") = true,
-           py::arg("blocks") = std::vector<int64_t>{});
+      .def(py::init([](const std::string& name, std::vector<TensorSpec> tensors) {
+        return plan::GroupSpec{.name = name, .tensors = std::move(tensors)};
+      }));
   m.def("shard_intervals", &shard_intervals);
 }
 

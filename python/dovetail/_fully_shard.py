@@ -12,9 +12,9 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ._runtime import Runtime
-from ._unit import Unit, shard_parameters, successor_of, take_back, unit_of
+from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
 from .plan import Plan
-from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from .policies import MixedPrecisionPolicy, OffloadPolicy
 
 _STATE = "_dovetail_unit"
 _classes: dict[type, type] = {}
@@ -82,8 +82,6 @@ def fully_shard(
         raise NotImplementedError(f"mesh: wanted 1 dimension, got {mesh.ndim} ({mesh.mesh_dim_names})")
     if mesh.device_type != "cpu":
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
-    if isinstance(offload_policy, CPUOffloadPolicy) and offload_policy.pin_memory and mesh.device_type != "cpu":
-        raise NotImplementedError("CPUOffloadPolicy on a mesh of another device")
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy), comm, reshard_after_forward)
     plan.options(mesh.size(), unit.format)  # refuses what cannot be
     shard_parameters(unit, _take_parameters(unit, ignored_params or set()))
@@ -114,67 +112,47 @@ def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str:
 
 
 def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
-    """Whole parameters of the unit's modules with all references, and those that a unit below shares with others."""
+    """Whole parameters of the unit's modules with all references: those that no unit below has, and those that a unit
+    below shares with modules outside of it, where this unit holds all of these."""
+    inside = {id(m) for top in unit.modules for m in top.modules()}
+    skipped = {id(p) for p in ignored}
     found: dict[int, tuple[nn.Parameter, list, str]] = {}
 
-    def visit(module: nn.Module, prefix: str) -> None:
+    def consider(param: nn.Parameter, module: nn.Module, name: str, prefix: str) -> None:
+        places = shared_places(param)
+        if (module, name) not in places and places:
+            places.append((module, name))
+        if all(id(m) in inside for m, _ in places):
+            entry = found.setdefault(id(param), (param, places or [], prefix + name))
+            if (module, name) not in entry[1]:
+                entry[1].append((module, name))
+
+    def visit(module: nn.Module, prefix: str, below: bool) -> None:
+        below = below or isinstance(module, FSDPModule)
         for name, param in module._parameters.items():
-            if param is None or any(param is p for p in ignored):
+            if param is None or id(param) in skipped:
+                continue
+            if below:  # a unit's own, but for what was given back
+                if shared_places(param):
+                    consider(param, module, name, prefix)
                 continue
             taken = successor_of(param)
             if taken is not None:  # sharded by a unit elsewhere: from here on the lowest unit above both has it
-                other, slot = taken
-                if other.runtime is not None:
+                if taken[0].runtime is not None:
                     raise RuntimeError(f"parameter {prefix}{name} is shared with a unit that has run already: wanted "
                                        "fully_shard on all modules before the first forward")
-                take_back(other, slot)
-                _left_over[id(param)] = (param, list(slot.places))
-            elsewhere = _left_over[id(param)][1] if id(param) in _left_over else []
-            if not _covers(unit, elsewhere):
-                if (module, name) not in elsewhere:
-                    elsewhere.append((module, name))
-                continue
+                take_back(*taken)
+            owner = unit_of(param)
+            if owner is not None and all(id(m) in inside for m in owner.modules):
+                continue  # of a unit below, reached by another path
             _refuse_distributed(param, prefix + name)
-            places = found.setdefault(id(param), (param, list(elsewhere), prefix + name))[1]
-            if (module, name) not in places:
-                places.append((module, name))
+            consider(param, module, name, prefix)
         for name, child in module.named_children():
-            visit_child(child, f"{prefix}{name}.")
-
-    def visit_child(child: nn.Module, prefix: str) -> None:
-        if isinstance(child, FSDPModule):
-            # Its parameters are its own, but for those that were given back because others share them.
-            for module in child.modules():
-                for name, param in module._parameters.items():
-                    if param is not None and id(param) in _left_over and _covers(unit, _left_over[id(param)][1]):
-                        entry = found.setdefault(id(param), (param, [], _name_in(unit, module, name)))
-                        if (module, name) not in entry[1]:
-                            entry[1].append((module, name))
-            return
-        visit(child, prefix)
+            visit(child, f"{prefix}{name}.", below)
 
     for i, m in enumerate(unit.modules):
-        visit(m, f"{i}." if len(unit.modules) > 1 else "")
-    for key in found:
-        _left_over.pop(key, None)
+        visit(m, f"{i}." if len(unit.modules) > 1 else "", below=False)
     return list(found.values())
-
-
-# Whole parameters that were given back because modules outside of their unit refer to them, with those references.
-_left_over: dict[int, tuple[nn.Parameter, list]] = {}
-
-
-def _covers(unit: Unit, places) -> bool:
-    inside = {id(m) for top in unit.modules for m in top.modules()}
-    return all(id(m) in inside for m, _ in places)
-
-
-def _name_in(unit: Unit, module: nn.Module, name: str) -> str:
-    for i, top in enumerate(unit.modules):
-        for path, m in top.named_modules():
-            if m is module:
-                return ".".join(filter(None, (str(i) if len(unit.modules) > 1 else "", path, name)))
-    return name
 
 
 def _refuse_distributed(param: nn.Parameter, name: str) -> None:
@@ -198,18 +176,15 @@ def _no_pickle(self, protocol):
 def _start(unit: Unit) -> None:
     """Finds all units of the root and makes the engine."""
     root = unit.modules[0]
-    units, names = [], {}
+    units = []
     for path, m in root.named_modules():
         u = getattr(m, _STATE, None)
         if u is None or u is unit or u in units:
             continue
         if u.runtime is not None:
             raise RuntimeError(f"{path}: its forward ran as a root of its own before; run the outermost module first")
-        names[id(u)] = path
+        u.name = path
         units.append(u)
-    for u in units:
-        u.name = names[id(u)]
-    unit.name = ""
     Runtime(units + [unit])
 
 

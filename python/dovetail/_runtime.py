@@ -42,7 +42,7 @@ def world_of(mesh, comm: str) -> "_C.Group":
 
 
 def close_worlds() -> None:
-    """Takes leave of all ranks. To be called before torch.distributed.destroy_process_group()."""
+    """Takes leave of all ranks; at the latest the end of the process does."""
     _worlds.clear()
 
 
@@ -72,7 +72,7 @@ class Runtime:
         self.units = units
         self.root = units[-1]
         self.accumulates = False   # whole gradients of micro-batches without communication
-        self.factor: float | None = None
+        self.factor = float(self.root.mesh.size())  # that sums over ranks are divided by
         self.engine: "_C.Engine | None" = None
         self.optimizer: "object | None" = None  # whose operations the engine has
         self._build()
@@ -115,8 +115,8 @@ class Runtime:
                 self.slots.append(slot)
             model.append(_C.ModelUnit(u.name, parameters, _weakly(u.residence_changed)))
         self.world = world_of(root.mesh, root.comm)
-        self.engine = _C.Engine(model, [], self.world, options, self.specs, False, 0)
-        self.engine.set_gradient_factor(1.0 / size if self.factor is None else 1.0 / self.factor)
+        self.engine = _C.Engine(model, self.world, options, self.specs)
+        self.engine.set_gradient_factor(1.0 / self.factor)
         self.engine.on_backward(_weakly(self._backward_begins), _weakly(self._backward_ends))
         self._show()
         self.grads_seen = False
@@ -138,8 +138,8 @@ class Runtime:
                 local = slot.param._local_tensor
                 if p.main.numel() and local.data_ptr() != p.main.data_ptr():
                     p.main.copy_(local.reshape(-1))
-                    local.data = p.main.view(local.shape)
-                slot.gradient = sharded_tensor(p.grad, self.root.mesh, slot.intervals, slot.param.shape)
+            self._show()
+            for slot in self.slots:
                 if slot.param.grad is not None:
                     local_elements(slot.gradient).copy_(local_elements(slot.param.grad))
                     slot.param.grad = slot.gradient
@@ -162,7 +162,8 @@ class Runtime:
             self._root_begins()
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
-        dtype = unit.policy.param_dtype if unit.policy.cast_forward_inputs else None
+        compute = torch.bfloat16 if unit.format == "bf16" else unit.policy.param_dtype
+        dtype = compute if unit.policy.cast_forward_inputs else None
         tensors = [flat[i].to(dtype) if dtype and flat[i].is_floating_point() else flat[i] for i in at]
         for i, t in zip(at, self.engine.before_forward(unit.index, tensors)):
             flat[i] = t
@@ -224,9 +225,7 @@ class Runtime:
             slot.param.grad = None
 
     def _backward_ends(self) -> None:
-        contributed = self.engine.contributed()
-        for slot, p, any_rank in zip(self.slots, self.engine.parameters(), contributed):
-            if not p.has_gradient or not slot.param.requires_grad or not any_rank:
-                continue
-            slot.param.grad = slot.gradient
-            self.grads_seen = True
+        for slot, has in zip(self.slots, self.engine.have_gradients()):
+            if has and slot.param.requires_grad:
+                slot.param.grad = slot.gradient
+                self.grads_seen = True

@@ -18,9 +18,12 @@ from .ragged import local_elements, sharded_tensor
 _SUCCESSOR = "_dovetail_successor"
 # On a sharded parameter: its unit.
 _UNIT = "_dovetail_unit"
+# On a whole parameter that was given back since modules outside of its unit refer to it too: the references so far.
+_SHARED = "_dovetail_shared"
+_MARKS = (_SUCCESSOR, _UNIT, _SHARED)
 
 
-@dataclass
+@dataclass(eq=False)  # compared by identity
 class Slot:
     """One parameter of a unit.
 
@@ -47,7 +50,7 @@ class Slot:
             module._parameters[name] = param
 
 
-@dataclass
+@dataclass(eq=False)
 class Unit:
     modules: list[nn.Module]
     mesh: DeviceMesh
@@ -60,8 +63,7 @@ class Unit:
     runtime: "object | None" = None  # of the root that this unit belongs to, from its first forward on
     index: int = -1                  # of the unit in it
     name: str = ""
-
-    gathered: bool = False
+    gathered: bool = False           # runtime parameters can be read
 
     def residence_changed(self, gathered: bool) -> None:
         self.gathered = gathered
@@ -101,7 +103,7 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
         local = param.detach().contiguous().view(-1)[begin:end].clone()
         sharded = nn.Parameter(sharded_tensor(local, unit.mesh, runs, param.shape), requires_grad=param.requires_grad)
         for key, value in vars(param).items():  # marks that users have put on parameters
-            if key != _SUCCESSOR:
+            if key not in _MARKS:
                 setattr(sharded, key, value)
         setattr(sharded, _UNIT, unit)
         slot = Slot(sharded, list(places), name, kind, runs, weakref.ref(param))
@@ -116,7 +118,12 @@ def plan_intervals(unit: Unit, tensors: list[tuple[str, tuple[int, ...], str]], 
     return [tuple(tuple(r) for r in per_rank) for per_rank in runs]
 
 
-def take_back(unit: Unit, slot: Slot) -> nn.Parameter:
+def shared_places(param: nn.Parameter) -> list[tuple[nn.Module, str]]:
+    """References to a parameter that was taken back from a unit; none for any other. Kept by whoever finds more."""
+    return getattr(param, _SHARED, [])
+
+
+def take_back(unit: Unit, slot: Slot) -> None:
     """Undoes the sharding of one parameter, which another unit refers to as well; the others' shards are laid out anew.
 
     The whole parameter is the original: nobody has trained it yet.
@@ -128,10 +135,10 @@ def take_back(unit: Unit, slot: Slot) -> nn.Parameter:
     original = slot.original()
     delattr(original, _SUCCESSOR)
     slot.register(original)
+    setattr(original, _SHARED, list(slot.places))
     found = [(nn.Parameter(full, requires_grad=s.param.requires_grad), s.places, s.name)
              for s, full in zip(rest, whole)]
     shard_parameters(unit, found)
-    return original
 
 
 def main_values(slot: Slot) -> torch.Tensor:

@@ -49,10 +49,9 @@ class _Operations(torch.optim.Optimizer):
         options = _C.OptimizerOptions()
         options.name = self._name
         self._configure(options, base)
-        rules = []
-        for group in self.param_groups[1:]:
-            scale = group["lr"] / base["lr"] if base["lr"] else 1.0
-            rules += [_C.ParameterRule(names[id(p)], scale, group["weight_decay"]) for p in group["params"]]
+        self._factors = self._ratios()
+        rules = [_C.ParameterRule(names[id(p)], *factors)
+                 for group, factors in zip(self.param_groups[1:], self._factors[1:]) for p in group["params"]]
         grouped = {id(p) for g in self.param_groups for p in g["params"]}
         for slot in runtime.slots:
             if id(slot.param) not in grouped and slot.param.requires_grad:
@@ -62,7 +61,6 @@ class _Operations(torch.optim.Optimizer):
         runtime.engine.set_operations(options, runtime.specs)
         runtime.optimizer = self
         self._runtime = runtime
-        self._factors = self._ratios()
 
     def _ratios(self) -> list[tuple[float, float]]:
         base = self.param_groups[0]["lr"]
@@ -107,7 +105,10 @@ class AdamW(_Operations):
 
 
 class AdamW8bit(AdamW):
-    """AdamW whose moments are 8-bit codes with a scale per 256 elements; small parameters keep fp32."""
+    """AdamW whose moments are 8-bit codes with a scale per 256 elements; small parameters keep fp32.
+
+    Shards must not cut such a block: fully_shard(..., plan=Plan(alignment=256)).
+    """
 
     _name = "adam8"
 
@@ -125,7 +126,7 @@ class SGD(_Operations):
         options.set_sgd(group["momentum"], group["dampening"], group["nesterov"], False)
 
 
-class Muon(AdamW):
+class Muon(_Operations):
     """Muon on matrices, AdamW on vectors and embeddings, with the same learning rate.
 
     Args:
@@ -136,15 +137,15 @@ class Muon(AdamW):
 
     def __init__(self, params, lr=1e-3, momentum=0.95, nesterov=True, unit="matrix", betas=(0.9, 0.999), eps=1e-8,
                  weight_decay=1e-2):
-        _Operations.__init__(self, params, dict(lr=lr, momentum=momentum, nesterov=nesterov, unit=unit, betas=betas,
-                                                eps=eps, weight_decay=weight_decay))
+        super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, unit=unit, betas=betas, eps=eps,
+                                      weight_decay=weight_decay))
 
     def _configure(self, options, group):
-        super()._configure(options, group)
+        options.set_adamw(*group["betas"], group["eps"])
         options.set_muon(group["momentum"], group["nesterov"], group["unit"])
 
 
-class Shampoo(AdamW):
+class Shampoo(_Operations):
     """Shampoo with RMSprop grafting on matrices, AdamW on vectors and embeddings.
 
     Args:
@@ -156,9 +157,9 @@ class Shampoo(AdamW):
 
     def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), epsilon=1e-6, block=1024, every=10, eps=1e-8,
                  weight_decay=1e-2):
-        _Operations.__init__(self, params, dict(lr=lr, betas=betas, epsilon=epsilon, block=block, every=every, eps=eps,
-                                                weight_decay=weight_decay))
+        super().__init__(params, dict(lr=lr, betas=betas, epsilon=epsilon, block=block, every=every, eps=eps,
+                                      weight_decay=weight_decay))
 
     def _configure(self, options, group):
-        super()._configure(options, group)
+        options.set_adamw(*group["betas"], group["eps"])
         options.set_shampoo(*group["betas"], group["epsilon"], group["block"], group["every"])

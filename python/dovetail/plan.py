@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from . import _C
 
-FORMATS = {"fp32": "fp32", "bf16": "bf16"}
+FORMATS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class Plan:
         block: what no shard boundary cuts: "element", "row", "32-row", "128-row", "head", "expert" or "matrix".
         boundary: "block", or "unit" to pad so that no unit of the update is cut.
         segments: most runs of memory that a unit is split into, so that large blocks waste less padding.
+        alignment: elements; tensors, and boundaries inside them, lie at multiples of it. AdamW8bit wants 256.
         prefetch: units gathered ahead of the one that computes.
         pending_reductions: reductions left under way while the next unit computes; -1: as suits the transport.
 
@@ -34,6 +35,7 @@ class Plan:
     block: str = "element"
     boundary: str = "block"
     segments: int = 1
+    alignment: int = 64
     prefetch: int = 1
     pending_reductions: int = -1
 
@@ -55,6 +57,7 @@ class Plan:
         o.set_block(self.block)
         o.set_boundary(self.boundary)
         o.segments = self.segments
+        o.alignment = self.alignment
         o.prefetch = self.prefetch
         o.pending_reductions = self.pending_reductions
         o.validate()

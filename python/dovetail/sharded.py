@@ -316,5 +316,4 @@ class _Slice(torch.autograd.Function):
         return (_Gather.apply(grad) if isinstance(grad, ShardedTensor) else grad), None
 
 
-
 from . import sharded_ops  # noqa: E402  the two modules need each other; the classes come first

@@ -154,25 +154,16 @@ void spawn_symmetric(int size, const std::function<void(Group&)>& body, std::chr
   const auto meeting = std::make_shared<Meeting>(size, options.faults);
   std::vector<std::unique_ptr<Link>> links;
   for (int rank = 0; rank < size; ++rank) links.push_back(make_thread_link(hub, rank));
-  std::barrier made(size);  // as in spawn_peers
   const auto make = [&](int rank) {
     const bool indexed = options.device != at::kCPU;
     const at::Device device(options.device, static_cast<at::DeviceIndex>(indexed ? rank : -1));
     const FakeFaults& faults = options.faults;
-    try {
-      auto world = make_symmetric_world(
-          make_p2p_members(std::move(links[rank]), deadline),
-          {.allocator = c10::make_intrusive<FakeAllocator>(meeting, rank, device),
-           .device = device,
-           .capacity = options.capacity + (rank == faults.other_size ? 4096 : 0),
-           .group = "fakes",
-           .host = host_fingerprint() + (rank == faults.elsewhere ? 1 : 0)});
-      made.arrive_and_wait();
-      return world;
-    } catch (...) {
-      made.arrive_and_drop();
-      throw;
-    }
+    return make_symmetric_world(make_p2p_members(std::move(links[rank]), deadline),
+                                {.allocator = c10::make_intrusive<FakeAllocator>(meeting, rank, device),
+                                 .device = device,
+                                 .capacity = options.capacity + (rank == faults.other_size ? 4096 : 0),
+                                 .group = "fakes",
+                                 .host = host_fingerprint() + (rank == faults.elsewhere ? 1 : 0)});
   };
   spawn_with(size, make, body);
 }

@@ -26,6 +26,10 @@ TEST(World, ImpossibleOptionsAreRefusedByName) {
   EXPECT_THAT([] { parse_world_backend("mpi"); }, testing::ThrowsMessage<ConfigError>(HasSubstr("\"mpi\"")));
 }
 
+TEST(World, SharedMemoryIsRefusedWhereEveryRankIsAloneOnItsHost) {
+  EXPECT_THROW(spawn_peers(2, [](Group&) {}, kSpawnDeadline, /*ranks_per_host=*/1), ConfigError);
+}
+
 TEST(World, APeerThatClosesEndsNoProcessBySignal) {
   std::signal(SIGPIPE, SIG_DFL);
   make_world({.size = 1, .store = c10::make_intrusive<::c10d::HashStore>()});

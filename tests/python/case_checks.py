@@ -49,6 +49,7 @@ class Strided(nn.Module):
 
 def check_b03(world):
     rank, size = world.rank, world.size
+
     def step(model, shares):
         opt = torch.optim.SGD(model.parameters(), lr=0.1)
         g = torch.Generator().manual_seed(0)
@@ -82,8 +83,19 @@ class TiedUnits(nn.Module):
         return self.head(torch.tanh(self.mid(self.emb(tokens))))
 
 
+class Scaled(nn.Module):
+    def __init__(self, table):
+        super().__init__()
+        self.scale = nn.Parameter(torch.arange(1.0, 5.0))
+        self.table = table
+
+    def forward(self, tokens):
+        return self.table(tokens) * self.scale
+
+
 def check_b06(world):
     rank, size = world.rank, world.size
+
     def run(model, shares):
         opt = torch.optim.AdamW(model.parameters(), lr=0.1)
         data = [torch.arange(r, r + 4) % 5 for r in range(size)]
@@ -110,6 +122,19 @@ def check_b06(world):
         for a, b in zip(reference[:2], ours[:2]):
             for name in a:
                 torch.testing.assert_close(b[name], a[name])
+    # A shared weight that is not the first of its unit: the others are laid out anew when it is given back.
+    def scaled():
+        model = TiedUnits()
+        model.emb = Scaled(model.emb)
+        return model
+
+    reference, model = run(scaled(), range(size)), scaled()
+    fully_shard(model.emb)
+    fully_shard(model.head)
+    ours = run(fully_shard(model), [rank])
+    for a, b in zip(reference[:2], ours[:2]):
+        for name in a:
+            torch.testing.assert_close(b[name], a[name])
     assert "shared" in what_torch_does(lambda: wrapped(torch_fully_shard, ["emb", "mid", "head"])(torch.arange(4)))
 
 
@@ -128,6 +153,7 @@ class Smooth(nn.Module):
 
 def check_b08(world):
     rank, size = world.rank, world.size
+
     def wrapped(shard):
         model = Smooth()
         shard(model.first)
@@ -163,6 +189,7 @@ def check_b08(world):
 
 def check_b10(world):
     rank, size = world.rank, world.size
+
     def run(freezes):
         torch.manual_seed(4)
         model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))

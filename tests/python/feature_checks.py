@@ -6,10 +6,12 @@ import pickle
 import weakref
 
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import torch.nn as nn
 from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model_state_dict, get_state_dict,
                                                      set_model_state_dict, set_state_dict)
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
@@ -33,9 +35,14 @@ def decoder(shard=True):
     return model
 
 
-def gradients(model, run=None):
+def own_tokens():
+    """Other data on every rank, so that a gradient that was not reduced shows."""
+    return (TOKENS + 5 * dist.get_rank()) % 64
+
+
+def gradients(model):
     model.zero_grad()
-    (run or model)(TOKENS).square().mean().backward()
+    model(own_tokens()).square().mean().backward()
     return [full(p.grad).clone() for p in model.parameters()]
 
 
@@ -131,7 +138,7 @@ def check_activation_checkpointing(world):
 
 
 def check_micro_batches(world):
-    model, tokens = decoder(), TOKENS
+    model, tokens = decoder(), own_tokens()
     plain = gradients(model)
     # Without communication, then one that reduces.
     model.zero_grad()
@@ -149,7 +156,7 @@ def check_micro_batches(world):
 
 
 def check_divide_factor_and_ignored_parameters(world):
-    model, tokens = decoder(), TOKENS
+    model, tokens = decoder(), own_tokens()
     plain = gradients(model)
     model.zero_grad()
     model.set_gradient_divide_factor(1.0)
@@ -163,6 +170,7 @@ def check_divide_factor_and_ignored_parameters(world):
 
 
 def check_meta_device(world):
+    torch.manual_seed(12)
     with torch.device("meta"):
         late = models.Mlp()
     for layer in late.layers:
@@ -170,13 +178,8 @@ def check_meta_device(world):
     fully_shard(late)
     expect_error(RuntimeError, ["meta"], lambda: late(torch.ones(2, 32)))
     late.to_empty(device="cpu")
-    with torch.no_grad():
-        for p in late.parameters():
-            p.fill_(0.125)
     early = models.Mlp()
-    with torch.no_grad():
-        for p in early.parameters():
-            p.fill_(0.125)
+    set_model_state_dict(late, early.state_dict(), options=StateDictOptions(full_state_dict=True))
     torch.testing.assert_close(late(torch.ones(2, 32)), early(torch.ones(2, 32)))
 
 
@@ -239,16 +242,18 @@ def check_optimizers_of_the_engine(world):
         opt = make(model.parameters())
         scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda s: 1 / (1 + s))
         for step in range(4):
-            g = torch.Generator().manual_seed(step)
-            x = torch.randn(4, 32, generator=g)
-            model(x).square().mean().backward()
+            parts = [torch.randn(4, 32, generator=torch.Generator().manual_seed(100 * step + r))
+                     for r in range(world.size)]
+            model(parts[world.rank] if shard else torch.cat(parts))[:, :16].square().mean().backward()
             opt.step()
             scheduler.step()
             opt.zero_grad()
         return {n: full(p.detach()) for n, p in model.named_parameters()}
 
+    torch.manual_seed(8)
+    initial = dict(models.Mlp().named_parameters())
     reference = run(lambda p: torch.optim.AdamW(p, lr=1e-2, weight_decay=0.1), False)
-    for degrees in ({}, {"zero3": 1}):
+    for degrees in ({}, {"zero3": 1}, {"zero3": world.size // 2}):
         got = run(lambda p: optim.AdamW(p, lr=1e-2, weight_decay=0.1), True, degrees)
         for n in reference:
             torch.testing.assert_close(got[n], reference[n], rtol=1e-4, atol=1e-4)
@@ -259,8 +264,23 @@ def check_optimizers_of_the_engine(world):
     # Units are assembled where shards cut them: the same as where each matrix is whole.
     for make in (optim.Muon, optim.Shampoo):
         cut = run(lambda p: make(p, lr=1e-2), True)
+        assert all((cut[n] - initial[n]).abs().max() > 1e-3 for n in cut if n.endswith("weight"))
         whole = run(lambda p: make(p, lr=1e-2), True, {"block": "matrix"})
         for n in cut:
             torch.testing.assert_close(cut[n], whole[n], rtol=0, atol=0)
 
 
+def check_blocks_of_8_bit_state(world):
+    """Equal bits however many ranks there are; where a shard would cut a block every rank says so, and goes on."""
+    def run(plan, mesh=None):
+        torch.manual_seed(13)
+        model = fully_shard(nn.Linear(70, 200, bias=False), plan=plan, mesh=mesh)
+        opt = optim.AdamW8bit(model.parameters(), lr=1e-2)
+        for _ in range(2):
+            model(torch.ones(2, 70)).square().mean().backward()
+            opt.step()
+        return full(model.weight.detach())
+
+    expect_error(ValueError, ["weight", "256"], lambda: run(dovetail.Plan()))
+    alone = init_device_mesh("cpu", (world.size, 1), mesh_dim_names=("all", "alone"))["alone"]
+    torch.testing.assert_close(run(dovetail.Plan(alignment=256)), run(dovetail.Plan(), alone), rtol=0, atol=0)

@@ -10,38 +10,27 @@ import feature_checks
 import huggingface_checks
 import parity_checks
 import ranks
-from ragged_test import checks_of
 
 
-class Parity(unittest.TestCase):
+class Parity(ranks.Checks):
     """With torch's own fully_shard."""
 
-    def on(self, size):
-        for name, error in ranks.run(checks_of(parity_checks), size).items():
-            with self.subTest(check=name, ranks=size):
-                self.assertEqual(error, "")
-
     def test_one_rank(self):
-        self.on(1)
+        self.on(1, parity_checks)
 
     def test_two_ranks(self):
-        self.on(2)
+        self.on(2, parity_checks)
 
     def test_four_ranks(self):
-        self.on(4)
+        self.on(4, parity_checks)
 
 
-class Face(unittest.TestCase):
-    def on(self, size, modules):
-        for name, error in ranks.run([c for m in modules for c in checks_of(m)], size).items():
-            with self.subTest(check=name, ranks=size):
-                self.assertEqual(error, "")
-
+class Face(ranks.Checks):
     def test_two_ranks(self):
-        self.on(2, (case_checks, feature_checks, huggingface_checks))
+        self.on(2, case_checks, feature_checks, huggingface_checks)
 
     def test_four_ranks(self):
-        self.on(4, (case_checks,))
+        self.on(4, case_checks, feature_checks)
 
 
 if __name__ == "__main__":

@@ -71,7 +71,11 @@ def sgd(params):
 def compare(rank, case, options, tolerance):
     ours_how, theirs_how = {}, {}
     if options.get("bf16"):
-        ours_how["mp_policy"] = dovetail.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if options.get("by_format"):
+            ours_how["format"] = "bf16"
+        else:
+            ours_how["mp_policy"] = dovetail.MixedPrecisionPolicy(param_dtype=torch.bfloat16,
+                                                                  reduce_dtype=torch.float32)
         theirs_how["mp_policy"] = TorchPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     ours_how["comm"] = options.get("comm", "auto")
     optimizer = {"adamw": adamw, "sgd": sgd}[options.get("optimizer", "sgd")]
@@ -101,3 +105,4 @@ def check_messages_over_gloo(world):
 
 def check_bf16(world):
     compare(world.rank, "decoder", {"bf16": True}, 2e-2)
+    compare(world.rank, "mlp", {"bf16": True, "by_format": True}, 2e-2)

@@ -22,10 +22,6 @@ from dovetail.runs import boxes, check_intervals  # noqa: E402
 MODULES = (ragged_tensor_checks, ragged_optimizer_checks, ragged_checkpoint_checks)
 
 
-def checks_of(module) -> list:
-    return [f for name, f in vars(module).items() if name.startswith("check_") and f.__module__ == module.__name__]
-
-
 class Runs(unittest.TestCase):
     def test_boxes_hold_every_element_of_the_run_once(self):
         for shape in ((), (7,), (3, 4), (2, 3, 2), (1, 3, 1, 2)):
@@ -49,19 +45,12 @@ class Runs(unittest.TestCase):
                 check_intervals(wrong, 5)
 
 
-class OnRanks(unittest.TestCase):
-    def on(self, size: int) -> None:
-        checks = [check for module in MODULES for check in checks_of(module)]
-        self.assertGreater(len(checks), 30)
-        for name, error in ranks.run(checks, size).items():
-            with self.subTest(check=name, ranks=size):
-                self.assertEqual(error, "")
-
+class OnRanks(ranks.Checks):
     def test_two_ranks(self):
-        self.on(2)
+        self.on(2, *MODULES)
 
     def test_four_ranks(self):
-        self.on(4)
+        self.on(4, *MODULES)
 
 
 if __name__ == "__main__":

@@ -215,6 +215,15 @@ TEST_F(Processes, BadConfigurationsAreOneLineBeforeAnyRankStarts) {
   EXPECT_FALSE(fs::exists(at("run")));
   EXPECT_EQ(run(with(command("run", {"train.batch=5"}), {"--nproc", "2"})).output,
             "dovetail: error: train.batch: wanted a multiple of the 2 ranks, got 5\n");
+  const auto on_hosts = [&](const std::string& ranks, const std::string& backend) {
+    const auto words = command("run", {"train.batch=4", "comm.ranks_per_host=" + ranks, "comm.backend=" + backend});
+    return run(with(words, {"--nproc", "4"})).output;
+  };
+  EXPECT_EQ(on_hosts("3", "auto"),
+            "dovetail: error: comm.ranks_per_host: wanted 0 or a divisor of the 4 ranks, got 3\n");
+  EXPECT_EQ(on_hosts("2", "c10d"),
+            "dovetail: error: comm.ranks_per_host 2: wanted comm.backend auto or peer, got c10d\n");
+  EXPECT_THAT(on_hosts("1", "peer"), HasSubstr("comm.ranks_per_host 1: wanted 2 or more with comm.backend peer"));
   EXPECT_EQ(run({"train", at("missing.toml")}).code, 1);
   EXPECT_EQ(run({"train"}).code, 2);
 }

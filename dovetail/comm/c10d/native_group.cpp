@@ -202,11 +202,9 @@ int64_t NativeGroup::reduce_scratch_bytes(DType dtype, std::span<const Interval>
 
 WorkHandle NativeGroup::reduce_scatter(const ReduceScatter& r, const Identity& id) {
   const int size = members_->size(), me = members_->rank;
-  check_reduce(r, size, reduce_scratch_bytes(r.dtype, r.slices));
+  check_reduce(r, size, reduce_scratch_bytes(r.dtype, r.slices), options_.device.is_cpu());
   const int64_t item = size_of(r.dtype), count = r.slices[me].size();
-  if (r.finished && !options_.device.is_cpu())
-    raise<ConfigError>("reduce_scatter: sums can be shown in memory of the host, got a device's");
-  const SumOutput how{r.accumulate, r.scale, r.finished};
+  const SumOutput how = sum_output(r);
   if (size == 1) {
     sum(r.input + r.slices[0].begin * item, r.dtype, r.output, count, how);
     return finished_work();

@@ -27,6 +27,13 @@ at::Tensor SymmetricGroup::tensor(const void* data, int64_t count, DType dtype) 
   return tensor_at(data, count, dtype == DType::f32 ? at::kFloat : at::kBFloat16, device_);
 }
 
+std::vector<at::Tensor> SymmetricGroup::tensors(const std::vector<const std::byte*>& data, int64_t count,
+                                                DType dtype) const {
+  std::vector<at::Tensor> out;
+  for (const std::byte* d : data) out.push_back(tensor(d, count, dtype));
+  return out;
+}
+
 Gathered SymmetricGroup::all_gather(std::span<const GatherPlane> planes, const Identity& id) {
   const int size = members_->size(), me = members_->rank;
   if (size == 1) return P2PGroup::all_gather(planes, id);
@@ -51,17 +58,13 @@ Gathered SymmetricGroup::all_gather(std::span<const GatherPlane> planes, const I
 
 WorkHandle SymmetricGroup::reduce_scatter(const ReduceScatter& r, const Identity& id) {
   const int size = members_->size(), me = members_->rank;
-  check_reduce(r, size, reduce_scratch_bytes(r.dtype, r.slices));
-  if (r.finished && !device_.is_cpu())
-    raise<ConfigError>("reduce_scatter: sums can be shown in memory of the host, got a device's");
+  check_reduce(r, size, reduce_scratch_bytes(r.dtype, r.slices), device_.is_cpu());
   const int64_t item = size_of(r.dtype), count = r.slices[me].size();
   std::vector<const std::byte*> inputs(size);
   inputs[me] = r.input + r.slices[me].begin * item;
   const auto sum = [this, &inputs, &r, count] {
     if (count == 0) return;
-    std::vector<at::Tensor> tensors;
-    for (const std::byte* input : inputs) tensors.push_back(tensor(input, count, r.dtype));
-    sum_tensors(members_->tree, tensors, tensor(r.output, count, DType::f32), {r.accumulate, r.scale});
+    sum_tensors(members_->tree, tensors(inputs, count, r.dtype), tensor(r.output, count, DType::f32), sum_output(r));
     if (r.finished) r.finished(0, {r.output, static_cast<size_t>(count)});
   };
   if (size == 1) {
@@ -113,10 +116,9 @@ WorkHandle SymmetricGroup::all_reduce(std::span<float> data, std::span<std::byte
   }
   op->next_round([&] {
     if (mine.empty()) return;
-    std::vector<at::Tensor> tensors;
-    for (const std::byte* input : inputs) tensors.push_back(tensor(input, mine.size(), DType::f32));
-    sum_tensors(members_->tree, tensors, tensors[me], {});
-    if (lent != own) tensor(own + mine.begin * 4, mine.size(), DType::f32).copy_(tensors[me]);
+    const std::vector<at::Tensor> operands = tensors(inputs, mine.size(), DType::f32);
+    sum_tensors(members_->tree, operands, operands[me], {});
+    if (lent != own) tensor(own + mine.begin * 4, mine.size(), DType::f32).copy_(operands[me]);
   });
   for (int i = 1; i < size; ++i) {
     const int to = (me + i) % size, from = (me - i + size) % size;

@@ -32,6 +32,7 @@ class SymmetricGroup final : public P2PGroup {
  private:
   std::unique_ptr<SymmetricOperation> operation(Operation kind, const Identity& id) const;
   at::Tensor tensor(const void* data, int64_t count, DType dtype) const;
+  std::vector<at::Tensor> tensors(const std::vector<const std::byte*>& data, int64_t count, DType dtype) const;
 
   const std::shared_ptr<SymmetricArena> arena_;
   const at::Device device_;

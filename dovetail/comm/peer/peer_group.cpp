@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "dovetail/base/cores.h"
 #include "dovetail/base/error.h"
@@ -52,6 +53,12 @@ int run_length(const std::vector<ArenaHandle>& handles) {
     if (r % run == 0 && r > 0 && handles[r].host == handles[r - 1].host) return 1;
   }
   return run;
+}
+
+bool every_rank_is_alone(const std::vector<ArenaHandle>& handles) {
+  std::set<uint64_t> hosts;
+  for (const ArenaHandle& h : handles) hosts.insert(h.host);
+  return hosts.size() == handles.size();
 }
 
 // The bytes of an error that one rank tells all others; empty for none.
@@ -159,6 +166,13 @@ std::unique_ptr<Group> make_peer_world(std::unique_ptr<Link> below, const PeerOp
   if (options.ranks_per_host > 0) handle.host += static_cast<uint64_t>(me / options.ranks_per_host) << 32;
   handle.shared = reinterpret_cast<uint64_t>(offer.get());
   const std::vector<ArenaHandle> handles = tell_all(*below, handle, until, "offered their memory to one another");
+
+  if (size > 1 && every_rank_is_alone(handles)) {
+    if (options.required)
+      raise<ConfigError>("shared memory of ranks: wanted at least 2 of the {} ranks on one host, got each on its own",
+                         size);
+    return std::make_unique<P2PGroup>(make_p2p_members(std::move(below), deadline));
+  }
 
   std::vector<std::shared_ptr<Arena>> arenas(size);
   std::vector<int> process_files(size, -1);

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "dovetail/base/math.h"
+#include "dovetail/comm/arguments.h"
 
 namespace dovetail::comm {
 namespace {
@@ -65,8 +66,7 @@ PeerReduceScatter::PeerReduceScatter(std::shared_ptr<P2PMembers> members, std::s
       dtype_(r.dtype),
       begin_(r.slices[members_->rank].begin * size_of(r.dtype)),
       output_(r.output, static_cast<size_t>(r.slices[members_->rank].size())),
-      how_{r.accumulate, r.scale, {}},
-      finished_(r.finished),
+      how_(sum_output(r)),
       sparse_(r.sparse),
       output_is_zero_(r.output_is_zero) {
   const int64_t own = static_cast<int64_t>(output_.size()) * size_of(dtype_);
@@ -101,11 +101,10 @@ void PeerReduceScatter::sum(Interval elements) {
   std::vector<const std::byte*> inputs;
   for (int m = 0; m < members_->size(); ++m)
     inputs.push_back(operand(m) + begin_ + elements.begin * size_of(dtype_));
-  if (finished_)
-    how_.finished = [this, first = elements.begin](int64_t begin, std::span<const float> run) {
-      finished_(first + begin, run);
-    };
-  members_->tree.sum(inputs, dtype_, output_.subspan(elements.begin, elements.size()), how_);
+  SumOutput how = how_;
+  if (how_.finished)
+    how.finished = [&](int64_t begin, std::span<const float> run) { how_.finished(elements.begin + begin, run); };
+  members_->tree.sum(inputs, dtype_, output_.subspan(elements.begin, elements.size()), how);
 }
 
 std::vector<Interval> PeerReduceScatter::written() const {

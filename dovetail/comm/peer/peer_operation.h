@@ -55,8 +55,7 @@ class PeerReduceScatter final : public PeerOperation {
   const DType dtype_;
   const int64_t begin_;  // bytes, of the own slice in every operand
   const std::span<float> output_;
-  SumOutput how_;
-  const std::function<void(int64_t, std::span<const float>)> finished_;
+  const SumOutput how_;
   const bool sparse_, output_is_zero_;
 };
 

@@ -66,10 +66,22 @@ void run_rank(const std::function<std::unique_ptr<Group>()>& make, const std::fu
 
 void spawn_with(int size, const MakeGroup& make, const std::function<void(Group&)>& body) {
   FirstError first;
+  // No body starts before every rank has its world, or a fault of a quick one would end the making of a slow one's.
+  std::barrier made(size);
   {
     std::vector<std::jthread> threads;
     for (int rank = 0; rank < size; ++rank) {
-      threads.emplace_back([&, rank] { run_rank([&, rank] { return make(rank); }, body, first); });
+      const auto with_all = [&, rank] {
+        try {
+          auto world = make(rank);
+          made.arrive_and_wait();
+          return world;
+        } catch (...) {
+          made.arrive_and_drop();
+          throw;
+        }
+      };
+      threads.emplace_back([&, with_all] { run_rank(with_all, body, first); });
     }
   }
   first.rethrow();
@@ -85,19 +97,8 @@ void spawn_peers(int size, const std::function<void(Group&)>& body, std::chrono:
                  int ranks_per_host) {
   auto links = thread_links(size);
   const PeerOptions options{.ranks_per_host = ranks_per_host, .capacity = kThreadCapacity};
-  // No body starts before every rank has its world, or a fault of a quick one would end the making of a slow one's.
-  std::barrier made(size);
-  const auto make = [&](int rank) {
-    try {
-      auto world = make_peer_world(std::move(links[rank]), options, deadline);
-      made.arrive_and_wait();
-      return world;
-    } catch (...) {
-      made.arrive_and_drop();
-      throw;
-    }
-  };
-  spawn_with(size, make, body);
+  spawn_with(
+      size, [&](int rank) { return make_peer_world(std::move(links[rank]), options, deadline); }, body);
 }
 
 }  // namespace dovetail::comm

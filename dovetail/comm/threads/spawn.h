@@ -20,7 +20,7 @@ void spawn(int size, const std::function<void(Group&)>& body, std::chrono::milli
 void spawn_peers(int size, const std::function<void(Group&)>& body,
                  std::chrono::milliseconds deadline = kSpawnDeadline, int ranks_per_host = 0);
 
-// The same over other connections: make(rank) is called on the rank's own thread.
+// The same over other connections: make(rank) is called on the rank's own thread; no body starts before all are made.
 using MakeGroup = std::function<std::unique_ptr<Group>(int rank)>;
 void spawn_with(int size, const MakeGroup& make, const std::function<void(Group&)>& body);
 
