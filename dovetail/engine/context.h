@@ -49,6 +49,7 @@ struct Context {
   std::shared_ptr<Trace> trace;  // while one is recorded
   float gradient_factor = 1;     // of sums over ranks
   bool cast_inputs = true;
+  bool completes_gradients = false;  // at the end of each backward pass that reduces
   std::function<void()> backward_began, backward_ended;
 
   const plan::Degrees& degrees() const { return plan.options.degrees; }

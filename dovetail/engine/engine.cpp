@@ -241,6 +241,23 @@ void Engine::set_gradient_factor(float factor) {
   impl_->context_.gradient_factor = factor;
 }
 
+void Engine::set_gradient_completion(bool complete) {
+  impl_->runner_->check_idle("set_gradient_completion");
+  impl_->context_.completes_gradients = complete;
+}
+
+std::shared_ptr<ops::GradientSink> Engine::sink(int64_t parameter) {
+  const auto [group, number] = impl_->place_.at(parameter);
+  return std::make_shared<engine_detail::Sink>(impl_->runner_, group, number);
+}
+
+void Engine::change_operations(UpdateOps ops) {
+  impl_->runner_->check_idle("change_operations");
+  engine_detail::compare_plans(plan(), describe(ops), *impl_->context_.ranks.world);
+  impl_->stepper_->change_operations(ops);
+  impl_->ops_ = std::move(ops);
+}
+
 void Engine::set_operations(UpdateOps ops) {
   impl_->runner_->check_idle("set_operations");
   engine_detail::compare_plans(plan(), describe(ops), *impl_->context_.ranks.world);
@@ -318,8 +335,7 @@ at::Tensor Engine::whole_gradient(int64_t index) {
   const GroupParameter& p = impl_->parameter(index);
   at::Tensor whole = at::zeros(impl_->context_.plan.tensors.at(index).shape, at::kFloat);
   float* data = whole.data_ptr<float>();
-  const Interval held = p.chain.held(Level::zero2);
-  if (group.has_gradient()) std::copy_n(group.gradient_at(p), held.size(), data + held.begin);
+  group.add_gradient_to(p, data);
   // Zeros elsewhere change no bits of the sum.
   comm::Group& world = *impl_->context_.ranks.world;
   std::vector<std::byte> scratch(world.all_reduce_scratch_bytes(whole.numel()));

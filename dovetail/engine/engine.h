@@ -35,6 +35,7 @@
 #include "dovetail/comm/group.h"
 #include "dovetail/engine/trace.h"
 #include "dovetail/engine/unit_model.h"
+#include "dovetail/ops/gradient_sink.h"
 #include "dovetail/ops/unit.h"
 #include "dovetail/plan/bytes.h"
 #include "dovetail/plan/plan.h"
@@ -83,7 +84,8 @@ struct UpdateParameter {
   int64_t group;              // index into plan().groups
   Interval elements;          // of the global tensor, row-major; empty where this rank owns none
   at::Tensor main;            // [elements.size()], main dtype; a view that keeps its memory alive, writes count
-  // [elements.size()], fp32: the gradient of the zero1 shard as of the last step()'s reduction, until the next forward
+  // [elements.size()], fp32: the gradient of the zero1 shard, complete from the last reduction of step() until the next
+  // forward, or as set_gradient_completion() says
   at::Tensor grad;
   bool trainable;
 };
@@ -102,6 +104,8 @@ class Engine {
 
   // To be called around the forward passes of a unit (plan order).
   std::shared_ptr<ops::UnitHooks> hooks(int64_t unit);
+  // Where a kernel can write the gradient of a parameter (plan order) itself.
+  std::shared_ptr<ops::GradientSink> sink(int64_t parameter);
   // Called when a backward pass begins, before any gradient is written, and at its end, when all reductions over zero2
   // ranks are done. May be null.
   void on_backward(std::function<void()> begin, std::function<void()> end);
@@ -112,9 +116,15 @@ class Engine {
   std::vector<bool> have_gradients();
   // Multiplies the sums over ranks of the backward passes that follow; 1 until then. Equal on all ranks.
   void set_gradient_factor(float factor);
+  // true: passes that reduce end with complete gradients of the zero1 shards, summed over all ranks, in parameters();
+  // false, as at first: step() completes them. Equal on all ranks.
+  void set_gradient_completion(bool complete);
   // Other update operations from the next step on; their state starts anew. ConfigError, and nothing changed, where
   // they do not fit the plan. Collective.
   void set_operations(UpdateOps ops);
+  // The same operations with other hyperparameters: state goes on. ConfigError, and nothing changed, where they keep
+  // other state or want other units. Collective.
+  void change_operations(UpdateOps ops);
 
   // false: the following backward passes add to whole local gradients and communicate nothing; needs
   // PlanOptions::local_accumulation (or zero2 == 1).

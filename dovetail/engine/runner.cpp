@@ -368,6 +368,7 @@ void Runner::end_backward() {
   advance_reductions(/*last=*/true);
   finish_reductions(0);
   audit();
+  if (sync_ && context_.completes_gradients) complete_gradients();
   end_pass();
   after_graph_ = failed_ = false;
   if (context_.backward_ended) context_.backward_ended();

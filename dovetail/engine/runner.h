@@ -51,6 +51,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   // Reduces what `fill` writes as this rank's gradients, as a backward pass would.
   void inject(const std::function<void(ShardGroup&)>& fill);
   void drop_gradients();
+  void complete_gradients();  // main gradients from gradient shards
 
   void gather(int64_t group);
   void release(int64_t group);

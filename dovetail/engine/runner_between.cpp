@@ -25,6 +25,11 @@ void Runner::inject(const std::function<void(ShardGroup&)>& fill) {
   finish_reductions(0);
 }
 
+void Runner::complete_gradients() {
+  const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce main gradients");
+  for (auto& group : groups_) group->reduce_main();
+}
+
 void Runner::drop_gradients() {
   for (auto& group : groups_) group->drop_gradient();
   for (GroupRun& run : runs_) run.used = false;

@@ -93,9 +93,11 @@ class ShardGroup {
   void start_reduce(bool sync);
   void finish_reduce();  // reducing -> closed
 
-  // Optimizer step: main gradients from gradient shards. A group without gradient in this step does nothing.
+  // Adds what gradient shards hold to the main gradients, summed over all ranks. Nothing where they hold nothing.
   void reduce_main();
-  bool has_gradient() const { return gradient_valid_; }
+  bool has_gradient() const { return gradient_valid_ || main_gradient_valid_; }
+  // Adds this rank's summand of a parameter's gradient so far: the sum of those of all ranks is the gradient.
+  void add_gradient_to(const GroupParameter& p, float* whole) const;
   // Adds the squares of the zero1 gradients of trainable parameters. What their last reduction has summed on its way is
   // taken from there unless `written`, which says that gradients were writable since.
   void add_squares(ReproducibleSum& sum, bool written) const;
@@ -109,8 +111,6 @@ class ShardGroup {
   // What they lie in.
   const Memory& main_memory(const GroupParameter& p) const;
   const Memory& main_gradient_memory() const;
-  // Memory and interval of its part of the (not yet step-reduced) zero2 gradient shard.
-  float* gradient_at(const GroupParameter& p) const;
   // Elements of this rank's zero1 intervals, all segments: the element space of optimizer fields, and the place of a
   // parameter in it.
   int64_t main_elements() const { return main_elements_; }
@@ -123,6 +123,9 @@ class ShardGroup {
   void lay_out();
   void encode_into(const GroupSegment& segment, std::byte* zero3_shard);  // this rank's zero1 part
   bool encodes_into_place() const;
+  float* gradient_at(const GroupParameter& p) const;  // its part of the zero2 gradient shard
+  // A complete gradient is the start of further sums, where both lie in the same memory: on the first replica only.
+  bool sums_onto_complete() const;
   void drop_shard();
   // In memory that the ranks share: how many gathers of this group the member has released.
   std::atomic<uint64_t>& released_by(int member) const;
@@ -161,7 +164,9 @@ class ShardGroup {
   bool direct_ = false;             // the open gradient is written into the shard
   bool encoded_ = true;             // see encodes_into_place()
   bool sparse_ = false;             // few of its rows are written, the others were zeroed
-  bool gradient_valid_ = false;     // the shard holds something of this step
+  bool gradient_valid_ = false;     // the shard holds something of this step that the main gradient has not
+  // The main gradient holds what reduce_main() has summed; never where shards are the main gradients of all ranks.
+  bool main_gradient_valid_ = false;
   bool accumulator_valid_ = false;  // so does the accumulator
   bool gradient_spent_ = false;     // an earlier step's gradient still takes memory
 };

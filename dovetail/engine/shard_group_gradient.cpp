@@ -1,5 +1,6 @@
 // A group's gradients: where kernels write them, their reduction, what is left of them between steps.
 #include <algorithm>
+#include <functional>
 
 #include "dovetail/base/error.h"
 #include "dovetail/comm/tree_sum.h"
@@ -12,7 +13,7 @@ namespace dovetail::engine_detail {
 void ShardGroup::open_gradient() {
   DT_CHECK(gradient_state_ == GradientState::closed, "the gradient of {} is open already", title());
   // Kernels write the shard itself where it is the whole gradient in their format and holds nothing of this step yet.
-  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ && context_.gradient_factor == 1 &&
+  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ && !sums_onto_complete() && context_.gradient_factor == 1 &&
             std::all_of(segments_.begin(), segments_.end(),
                         [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
   if (!direct_) gradient_slot_ = context_.pool->acquire(slot_bytes_.gradient);
@@ -122,7 +123,7 @@ void ShardGroup::start_reduce(bool sync) {
   if (wanted > 0) scratch_slot_ = context_.scratch_pool->acquire(wanted);
   // What is final is measured on the way. More micro-batches may come, so only the first of them are.
   const plan::Degrees& d = context_.degrees();
-  if (!gradient_valid_ && d.zero1 == d.zero2 && context_.ranks.replica->size() == 1) begin_squares();
+  if (!has_gradient() && d.zero1 == d.zero2 && context_.ranks.replica->size() == 1) begin_squares();
   for (size_t i = 0; i < segments_.size(); ++i) {
     const GroupSegment& s = segments_[i];
     comm::ReduceScatter request;
@@ -130,11 +131,11 @@ void ShardGroup::start_reduce(bool sync) {
     request.input = local ? accumulator_.data() + s.accumulator_offset : gradient_slot_.data() + s.slot_offset;
     request.slices = even_slices(ranks.size(), s.layout->shard2);
     request.output = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
-    request.accumulate = gradient_valid_;
+    request.accumulate = gradient_valid_ || sums_onto_complete();
     request.scale = context_.gradient_factor;
     if (squares_) request.finished = square_runs(static_cast<int64_t>(i), s.layout->shard2 * ranks.rank());
     request.sparse = sparse_ && !local;
-    request.output_is_zero = !gradient_valid_ && !gradient_spent_;
+    request.output_is_zero = !has_gradient() && !gradient_spent_;
     const int64_t bytes = ranks.reduce_scratch_bytes(request.dtype, request.slices);
     DT_CHECK_LE(scratch + bytes, scratch_slot_.bytes());
     request.scratch = {scratch_slot_.data() + scratch, static_cast<size_t>(bytes)};
@@ -151,10 +152,24 @@ void ShardGroup::finish_reduce() {
   gradient_slot_.reset();
   scratch_slot_.reset();
   gradient_valid_ = true;
+  if (context_.degrees().zero1 == context_.degrees().zero2) main_gradient_valid_ = false;
   accumulator_valid_ = false;
   gradient_state_ = GradientState::closed;
   // All ranks have come to this reduction, so none reads this rank's shard any more; the next gather encodes it.
   if (encodes_into_place() && residence_ == Residence::released && encoded_) drop_shard();
+}
+
+bool ShardGroup::sums_onto_complete() const {
+  const plan::Degrees& d = context_.degrees();
+  return main_gradient_valid_ && d.zero1 == d.zero2 && context_.position.replica == 0;
+}
+
+void ShardGroup::add_gradient_to(const GroupParameter& p, float* whole) const {
+  const auto add = [&](const float* part, Interval elements) {
+    std::transform(part, part + elements.size(), whole + elements.begin, whole + elements.begin, std::plus<>());
+  };
+  if (gradient_valid_) add(gradient_at(p), p.chain.held(Level::zero2));
+  if (main_gradient_valid_ && context_.position.replica == 0) add(main_gradient_at(p), p.chain.held(Level::zero1));
 }
 
 void ShardGroup::reduce_main() {
@@ -163,7 +178,7 @@ void ShardGroup::reduce_main() {
   comm::Group& parts = *context_.ranks.reduce_main;
   comm::Group& replicas = *context_.ranks.replica;
   const int64_t zero2 = plan::zero2_shard(d, context_.position);
-  if (parts.size() > 1 && replicas.size() == 1) begin_squares();
+  if (parts.size() > 1 && replicas.size() == 1 && !main_gradient_valid_) begin_squares();
   for (size_t i = 0; i < segments_.size(); ++i) {
     const GroupSegment& s = segments_[i];
     auto* shard = reinterpret_cast<float*>(gradient_.data() + s.gradient_offset);
@@ -175,6 +190,7 @@ void ShardGroup::reduce_main() {
       request.slices =
           zero1_slices(*s.layout, zero2 * parts.size(), parts.size(), s.layout->zero2_interval(zero2).begin);
       request.output = main;
+      request.accumulate = main_gradient_valid_ && (replicas.size() == 1 || context_.position.replica == 0);
       const int64_t first = s.layout->zero2_interval(zero2).begin + request.slices[parts.rank()].begin;
       if (squares_) request.finished = square_runs(static_cast<int64_t>(i), first);
       const int64_t bytes = parts.reduce_scratch_bytes(DType::f32, request.slices);
@@ -192,6 +208,10 @@ void ShardGroup::reduce_main() {
           ->wait();
     }
   }
+  if (parts.size() == 1 && replicas.size() == 1) return;
+  main_gradient_valid_ = true;
+  gradient_valid_ = false;
+  gradient_spent_ = true;
 }
 
 void ShardGroup::drop_gradient() {
@@ -199,8 +219,8 @@ void ShardGroup::drop_gradient() {
   gradient_slot_.reset();
   gradient_state_ = GradientState::closed;
   squares_.reset();
-  gradient_spent_ |= gradient_valid_ || accumulator_valid_;
-  gradient_valid_ = accumulator_valid_ = false;
+  gradient_spent_ |= has_gradient() || accumulator_valid_;
+  gradient_valid_ = main_gradient_valid_ = accumulator_valid_ = false;
   for (GroupParameter& p : parameters_) {
     p.contributions = 0;
     p.contributed = false;
@@ -208,7 +228,7 @@ void ShardGroup::drop_gradient() {
 }
 
 void ShardGroup::discard_spent_gradient() {
-  if (!gradient_spent_ || gradient_valid_ || accumulator_valid_) return;
+  if (!gradient_spent_ || has_gradient() || accumulator_valid_) return;
   gradient_.zero();
   main_gradient_.zero();
   accumulator_.zero();

@@ -99,7 +99,8 @@ Field StateStore::field(const ShardGroup& group, const GroupParameter& p,
 
 void StateStore::list(ShardedState& out) const {
   const bool writer = context_.position.replica == 0;
-  for (const auto& group : groups_)
+  for (int64_t g = 0; g < std::ssize(groups_); ++g) {
+    const auto& group = groups_[g];
     for (const GroupParameter& p : group->parameters()) {
       const TensorSpec& spec = context_.plan.tensors[p.index];
       const Interval own = p.chain.held(Level::zero1);
@@ -109,7 +110,8 @@ void StateStore::list(ShardedState& out) const {
                      .dtype = context_.plan.options.main,
                      .elements = own,
                      .data = group->main_at(p),
-                     .writer = writer});
+                     .writer = writer,
+                     .owner = group->main_memory(p).owner});
       for (const StateField& f : update_.updates[p.index].state) {
         out.push_back({.tensor = spec.name,
                        .field = f.name,
@@ -119,19 +121,22 @@ void StateStore::list(ShardedState& out) const {
                        .dtype = f.dtype,
                        .elements = {},
                        .data = nullptr,
-                       .writer = writer});
+                       .writer = writer,
+                       .per_unit = f.per == StateField::Per::unit});
         // An entry without elements stays for a field per unit, so that all ranks list the same.
         if (f.per == StateField::Per::unit) {
-          list_units(p.index, f, out);
+          list_units(g, p.index, f, out);
         } else {
           out.back().elements = f.values_in(own);
           out.back().data = field(*group, p, f.name).data;
+          out.back().owner = ranges_[p.index].at(f.name).buffer->memory().owner;
         }
       }
     }
+  }
 }
 
-void StateStore::list_units(int64_t tensor, const StateField& f, ShardedState& out) const {
+void StateStore::list_units(int64_t group, int64_t tensor, const StateField& f, ShardedState& out) const {
   const StateEntry empty = out.back();
   for (int64_t u = 0; u < std::ssize(unit_fields_); ++u) {
     const plan::OwnedUnit& unit = update_.owners.units[u];
@@ -143,6 +148,7 @@ void StateStore::list_units(int64_t tensor, const StateField& f, ShardedState& o
       out.push_back(empty);
       out.back().elements = {first, first + here.size};
       out.back().data = here.data;
+      out.back().owner = unit_buffers_[group].at({f.name, f.dtype}).memory().owner;
       // A unit that replicas share is held by its owner alone.
       out.back().writer = empty.writer || unit.replica != plan::kEveryReplica;
     }

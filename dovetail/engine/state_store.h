@@ -36,7 +36,7 @@ class StateStore {
 
   void allocate(int64_t group, const std::vector<int64_t>& owned);
   // Appends an entry for each unit of the tensor owned here, after the field's own at the end of `out`.
-  void list_units(int64_t tensor, const StateField& field, ShardedState& out) const;
+  void list_units(int64_t group, int64_t tensor, const StateField& field, ShardedState& out) const;
 
   Context& context_;
   const std::vector<std::unique_ptr<ShardGroup>>& groups_;

@@ -58,6 +58,14 @@ Stepper::Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions no
   for (size_t b = 0; b < update_.batches.size(); ++b) batches_.emplace_back(units_, b);
 }
 
+void Stepper::change_operations(UpdateOps ops) {
+  const UpdatePlan now = plan_update(context_.plan, ops);
+  if (now.updates != update_.updates || now.unit_state != update_.unit_state || now.demands != update_.demands)
+    raise<ConfigError>("change_operations: wanted operations with the state and units of {}, got {}", describe(ops_),
+                       describe(ops));
+  ops_ = std::move(ops);
+}
+
 ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
   const TraceScope traced(context_.trace.get(), Doing::update, "norm");
   auto& groups = runner_.groups();
@@ -96,10 +104,7 @@ ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
 StepResult Stepper::step(float lr, double grad_scale) {
   runner_.check_idle("step");
   if (ops_.empty()) raise<StateError>("engine: step without update operations");
-  {
-    const TraceScope traced(context_.trace.get(), Doing::reduce, "reduce main gradients");
-    for (auto& group : runner_.groups()) group->reduce_main();
-  }
+  runner_.complete_gradients();
   std::vector<bool> contributed;
   const ClipResult clip = measure(grad_scale, contributed);
   StepResult result{

@@ -21,6 +21,8 @@ class Stepper {
   Stepper(Context& context, Runner& runner, UpdateOps ops, ClipOptions norm, uint64_t seed);
 
   StepResult step(float lr, double grad_scale);
+  // Others that keep the same state and work on the same units; ConfigError else.
+  void change_operations(UpdateOps ops);
   const UpdatePlan& update() const { return update_; }
   // Appends the state fields of all parameters.
   void list_state(ShardedState& out) const { state_.list(out); }

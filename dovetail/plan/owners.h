@@ -34,6 +34,7 @@ struct UnitDemand {
   std::vector<int64_t> state;      // per unit, bytes that its owner keeps
   std::vector<int64_t> workspace;  // per unit, bytes of scratch
   std::vector<UnitField> fields;
+  bool operator==(const UnitDemand&) const = default;
 
   int64_t wire_in() const;   // bytes per element of all fields read
   int64_t wire_out() const;  // of all fields written

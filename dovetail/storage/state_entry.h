@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -20,8 +21,11 @@ struct StateEntry {
   DType dtype = DType::f32;
   // of the global tensor, row-major, that `data` holds; empty where this rank owns none
   Interval elements;
-  std::byte* data = nullptr;       // elements.size() values; owned by the engine and valid until it is destroyed
+  std::byte* data = nullptr;       // elements.size() values
   bool writer = true;              // false on replicas that hold a copy of what another rank writes
+  // A field with a run for each unit that a rank holds: an entry of no elements, then those of its units.
+  bool per_unit = false;
+  std::shared_ptr<void> owner = nullptr;  // of `data`; null: whoever made the list keeps it
 };
 
 // All entries of a rank, in the same order on every rank (same tensors and fields, other intervals).

@@ -58,12 +58,17 @@ void check_resumable(const Progress& now, const Progress& then) {
 RunCheckpoints::RunCheckpoints(Engine& engine, comm::Group& world, CheckpointOptions options)
     : engine_(engine), world_(world), options_(std::move(options)) {}
 
-std::optional<ResumedRun> RunCheckpoints::resume() {
+std::optional<ResumedRun> RunCheckpoints::resume(const Progress& begin) {
   DT_CHECK(!writer_, "resume() after begin()");
   auto loaded = load_newest(options_.folder, engine_.state(), engine_.aliases(), world_);
   if (!loaded) return std::nullopt;
-  ResumedRun run{loaded->path, progress_from_json(nlohmann::json::parse(loaded->training.trainer)),
-                 loaded->passed_over};
+  ResumedRun run{.path = loaded->path, .progress = begin, .passed_over = loaded->passed_over};
+  const auto json = nlohmann::json::parse(loaded->training.trainer);
+  run.has_position = json.contains("position");
+  if (run.has_position)
+    run.progress = progress_from_json(json);
+  else
+    run.progress.step = run.progress.optimizer_steps = loaded->training.step;
   engine_.state_was_loaded();
   engine_.set_steps_done(run.progress.optimizer_steps);
   return run;

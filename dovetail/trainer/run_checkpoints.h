@@ -37,6 +37,7 @@ void check_resumable(const Progress& now, const Progress& then);
 struct ResumedRun {
   std::string path;
   Progress progress;
+  bool has_position = true;              // else the data begins anew
   std::vector<std::string> passed_over;  // newer checkpoints, with the reason
 };
 
@@ -50,9 +51,10 @@ class RunCheckpoints {
  public:
   RunCheckpoints(Engine& engine, comm::Group& world, CheckpointOptions options);
 
-  // Loads the newest sound checkpoint into the engine; nothing where there is none. Collective,
-  // before the first begin().
-  std::optional<ResumedRun> resume();
+  // Loads the newest sound checkpoint into the engine; nothing where there is none. One that another program has
+  // written, which has no position in the data, goes on from `begin` with its count of steps. Collective, before the
+  // first begin().
+  std::optional<ResumedRun> resume(const Progress& begin);
 
   // Starts saving; one that is still being written is finished first. Collective.
   void begin(const Progress& progress);

@@ -128,13 +128,15 @@ LastBatch TrainingRun::last_batch() const {
 }
 
 bool TrainingRun::resume() {
-  const auto resumed = checkpoints_->resume();
+  const auto resumed = checkpoints_->resume(progress_);
   if (leads() && resumed)
     for (const std::string& reason : resumed->passed_over) say("passed over " + reason);
   if (!resumed) {
     if (leads()) say(folder_ + "/checkpoints holds no checkpoint: starting from the beginning");
     return false;
   }
+  if (leads() && !resumed->has_position)
+    say(resumed->path + " has no position in the data: it begins anew");
   check_resumable(progress_, resumed->progress);
   progress_ = resumed->progress;
   saved_step_ = progress_.step;

@@ -40,6 +40,7 @@ UpdateOps make_optimizer(const OptimizerOptions& options, std::span<const Tensor
 struct ParameterUpdate {
   std::vector<size_t> ops;        // numbers in the list of operations, in the order they run
   std::vector<StateField> state;  // fields to create, one of each name; operations may share one
+  bool operator==(const ParameterUpdate&) const = default;
 };
 
 // One entry for each tensor. Throws ConfigError when

@@ -13,6 +13,8 @@ namespace py = pybind11;
 void bind_comm(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_update(py::module_& m);
+void bind_checkpoint(py::module_& m);
+void bind_nn(py::module_& m);
 void bind_engine(py::module_& m);
 
 // A Python callable that C++ may call and drop without the interpreter's lock. None: an empty function.

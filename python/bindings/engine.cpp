@@ -2,7 +2,6 @@
 
 #include <pybind11/stl.h>
 
-#include "dovetail/update/optimizer.h"
 #include "python/bindings/bindings.h"
 
 namespace dovetail::python {
@@ -17,6 +16,7 @@ std::vector<at::Tensor*> pointers(std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 void bind_engine(py::module_& m) {
+  using Operations = std::vector<std::shared_ptr<UpdateOp>>;
   using Unlocked = py::call_guard<py::gil_scoped_release>;
 
   py::class_<UnitParameter>(m, "UnitParameter")
@@ -61,6 +61,7 @@ void bind_engine(py::module_& m) {
       .def("forward_failed", [](Engine& e, int64_t unit) { e.hooks(unit)->forward_failed(); }, Unlocked())
       .def("gather", &Engine::gather, Unlocked())
       .def("release", &Engine::release, Unlocked())
+      .def("gather_all", &Engine::gather_all, Unlocked())
       .def("release_all", &Engine::release_all, Unlocked())
       .def("on_backward", [](Engine& e, py::object begin, py::object end) {
         e.on_backward(callback<>(std::move(begin)), callback<>(std::move(end)));
@@ -69,12 +70,20 @@ void bind_engine(py::module_& m) {
       .def("have_gradients", &Engine::have_gradients, Unlocked())
       .def("set_gradient_sync", &Engine::set_gradient_sync)
       .def("set_gradient_factor", &Engine::set_gradient_factor)
-      .def("set_operations", [](Engine& e, const OptimizerOptions& options, const std::vector<TensorSpec>& tensors) {
-        e.set_operations(make_optimizer(options, tensors));
-      }, Unlocked())
+      .def("set_gradient_completion", &Engine::set_gradient_completion)
+      .def("set_operations", [](Engine& e, const Operations& ops) { e.set_operations({ops.begin(), ops.end()}); },
+           Unlocked())
+      .def("change_operations", [](Engine& e, const Operations& ops) { e.change_operations({ops.begin(), ops.end()}); },
+           Unlocked())
+      .def("sink", &Engine::sink)
       .def("step", &Engine::step, Unlocked())
       .def("zero_grad", &Engine::zero_grad, Unlocked())
-      .def("parameters", &Engine::parameters);
+      .def("parameters", &Engine::parameters)
+      .def("state", &Engine::state)
+      .def("state_was_loaded", &Engine::state_was_loaded)
+      .def("steps_done", &Engine::steps_done)
+      .def("set_steps_done", &Engine::set_steps_done)
+      .def("describe_optimizer", &Engine::describe_optimizer);
 }
 
 }  // namespace dovetail::python

@@ -16,5 +16,7 @@ PYBIND11_MODULE(_C, m) {
   python::bind_comm(m);
   python::bind_plan(m);
   python::bind_update(m);
+  python::bind_checkpoint(m);
+  python::bind_nn(m);
   python::bind_engine(m);
 }

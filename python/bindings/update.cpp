@@ -1,10 +1,83 @@
 #include "dovetail/update/optimizer.h"
 
+#include <ATen/ops/from_blob.h>
 #include <pybind11/stl.h>
 
+#include "dovetail/storage/views.h"
 #include "python/bindings/bindings.h"
 
 namespace dovetail::python {
+namespace {
+
+// An operation whose methods are Python's (dovetail.optim.Operation says what each gives and takes).
+class PythonOperation : public UpdateOp {
+ public:
+  PythonOperation(std::string name, std::string description, py::object object)
+      : name_(std::move(name)), description_(std::move(description)),
+        object_(new py::object(std::move(object)), [](py::object* o) {
+          py::gil_scoped_acquire lock;
+          delete o;
+        }) {}
+
+  std::string_view name() const override { return name_; }
+  std::string describe() const override { return description_; }
+
+  bool applies_to(const TensorSpec& t) const override {
+    py::gil_scoped_acquire lock;
+    return object_->attr("_applies_to")(t).cast<bool>();
+  }
+
+  Unit unit(const TensorSpec& t) const override {
+    py::gil_scoped_acquire lock;
+    const auto [kind, first, second] =
+        object_->attr("_unit")(t).cast<std::tuple<std::string, int64_t, int64_t>>();
+    if (kind == "element") return {};
+    if (kind == "block") return Unit::of_block(first);
+    if (kind == "row") return Unit::of_row();
+    if (kind == "matrix") return Unit::of_matrix();
+    if (kind == "tile") return Unit::of_tile(first, second);
+    return Unit::of_node(kind);
+  }
+
+  std::vector<FieldUse> uses(const TensorSpec& t) const override {
+    std::vector<FieldUse> fields = {{std::string(kWeight), Access::read_write}, {std::string(kGrad), Access::read}};
+    for (const StateField& f : state(t)) fields.push_back({f.name, Access::read_write});
+    return fields;
+  }
+
+  std::vector<StateField> state(const TensorSpec& t) const override {
+    py::gil_scoped_acquire lock;
+    std::vector<StateField> fields;
+    for (const auto& [name, initial] : object_->attr("_state")(t).cast<std::vector<std::pair<std::string, float>>>())
+      fields.push_back({.name = name, .initial = initial});
+    return fields;
+  }
+
+  double cost(const TensorSpec& t, const UnitPlace& place) const override {
+    py::gil_scoped_acquire lock;
+    return object_->attr("_cost")(t, place.rows, place.columns).cast<double>();
+  }
+
+  void run(const UnitView& view, const StepContext& context) const override {
+    py::gil_scoped_acquire lock;
+    std::vector<std::pair<std::string, at::Tensor>> fields;
+    const bool matrix = view.unit >= 0;
+    for (const Field& f : view.fields) {
+      const auto options = at::TensorOptions().dtype(scalar_type_of(f.dtype));
+      fields.emplace_back(f.name, matrix ? at::from_blob(f.data, {view.place.rows, view.place.columns},
+                                                         {view.row_stride, 1}, options)
+                                         : at::from_blob(f.data, {view.place.columns}, options));
+    }
+    object_->attr("_run")(*view.tensor, fields, view.place.first, view.unit, context.step, context.lr,
+                          context.grad_scale);
+  }
+
+ private:
+  std::string name_, description_;
+  std::shared_ptr<py::object> object_;
+};
+
+}  // namespace
 
 void bind_update(py::module_& m) {
   py::class_<ParameterRule>(m, "ParameterRule")
@@ -40,6 +113,16 @@ void bind_update(py::module_& m) {
         o.rules.decay_vectors = decay_vectors;
         o.rules.rules = std::move(rules);
       });
+  py::class_<UpdateOp, std::shared_ptr<UpdateOp>>(m, "UpdateOp")
+      .def("describe", &UpdateOp::describe);
+  m.def("make_optimizer", [](const OptimizerOptions& options, const std::vector<TensorSpec>& tensors) {
+    std::vector<std::shared_ptr<UpdateOp>> ops;
+    for (const auto& op : make_optimizer(options, tensors)) ops.push_back(std::const_pointer_cast<UpdateOp>(op));
+    return ops;
+  });
+  m.def("make_operation", [](const std::string& name, const std::string& description, py::object object) {
+    return std::shared_ptr<UpdateOp>(std::make_shared<PythonOperation>(name, description, std::move(object)));
+  });
 }
 
 }  // namespace dovetail::python

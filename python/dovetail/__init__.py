@@ -12,16 +12,17 @@ takes the place of ``from torch.distributed.fsdp import fully_shard``.
 
 import torch  # first: the C++ module finds torch's libraries loaded
 
-from . import optim
+from . import checkpoint, nn, optim
 from ._C import CommError, ConfigError, Error, FileError, PlanError, StateError
-from ._fully_shard import FSDPModule, UnshardHandle, fully_shard
-from ._runtime import close_worlds, set_deadline
-from .plan import Plan
+from ._fully_shard import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method
+from ._ranks import close_worlds, set_deadline
+from .plan import Heads, Nodes, Plan
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
 from .ragged import Ragged, ShardedTensor
 
 __all__ = [
-    "CPUOffloadPolicy", "CommError", "ConfigError", "Error", "FSDPModule", "FileError", "MixedPrecisionPolicy",
-    "OffloadPolicy", "Plan", "PlanError", "Ragged", "ShardedTensor", "StateError", "UnshardHandle", "close_worlds",
-    "fully_shard", "optim", "set_deadline",
+    "CPUOffloadPolicy", "CommError", "ConfigError", "Error", "FSDPModule", "FileError", "Heads",
+    "MixedPrecisionPolicy", "Nodes", "OffloadPolicy", "Plan", "PlanError", "Ragged", "ShardedTensor", "StateError",
+    "UnshardHandle", "checkpoint", "close_worlds", "fully_shard", "nn", "optim",
+    "register_fsdp_forward_method", "set_deadline",
 ]

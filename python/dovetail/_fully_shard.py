@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fnmatch
 import functools
+import types
 from typing import Any, Callable
 
 import torch
@@ -11,12 +13,11 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
-from ._runtime import Runtime
+from ._runtime import STATE, Runtime, start
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
-from .plan import Plan
+from .plan import Heads, Nodes, Plan
 from .policies import MixedPrecisionPolicy, OffloadPolicy
 
-_STATE = "_dovetail_unit"
 _classes: dict[type, type] = {}
 
 
@@ -31,6 +32,8 @@ def fully_shard(
     ignored_params: set[nn.Parameter] | None = None,
     plan: Plan = Plan(),
     format: str | None = None,
+    main_dtype: torch.dtype | None = None,
+    units: dict[str, Heads | Nodes | list] | None = None,
     comm: str = "auto",
 ) -> Any:
     """Makes a unit of ``module``: its parameters that no unit below has are sharded, gathered and reduced together.
@@ -39,7 +42,8 @@ def fully_shard(
 
     Args:
         module: a module, or several whose parameters form one unit.
-        mesh: 1-D mesh of the ranks that share the parameters; None: all ranks of the default process group.
+        mesh: of the ranks that train together; None: all ranks of the default process group. 2-D: parameters are
+            sharded over the second dimension and replicated over the first (HSDP).
         reshard_after_forward: whether whole parameters are given up between forward and backward; None: True, but for
             the root. One value for all units below a root.
         shard_placement_fn: refused: shards are runs of elements that the planner chooses, see ``plan``.
@@ -48,6 +52,10 @@ def fully_shard(
         ignored_params: whole parameters that stay as they are; their gradients are not reduced.
         plan: degrees and blocks of sharding, the same for all units of a root.
         format: of runtime parameters: "fp32" or "bf16"; None: as mp_policy.param_dtype says.
+        main_dtype: of main weights: torch.float32 or None, that of the parameters. With torch.float32 parameters of
+            another dtype are kept as float32; a bfloat16 module then computes in bfloat16 unless told otherwise.
+        units: what of the unit's parameters is a unit of update operations, by pattern of names within the module:
+            {"*.q_proj.weight": Heads(8), "*.c_attn.weight": Nodes("qkv", (0, 64, 128, 192), dim=1)}.
         comm: "auto", "peer" (ranks of one host read one another's memory) or "c10d" (messages over Gloo).
 
     Returns:
@@ -78,15 +86,23 @@ def fully_shard(
         if not dist.is_initialized():
             raise RuntimeError("fully_shard: wanted a process group; call torch.distributed.init_process_group() first")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    if mesh.ndim != 1:
-        raise NotImplementedError(f"mesh: wanted 1 dimension, got {mesh.ndim} ({mesh.mesh_dim_names})")
+    if mesh.ndim not in (1, 2):
+        raise ValueError(f"mesh: wanted 1 dimension, or 2 of replicas and shards, got {mesh}")
     if mesh.device_type != "cpu":
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
-    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy), comm, reshard_after_forward)
-    plan.options(mesh.size(), unit.format)  # refuses what cannot be
-    shard_parameters(unit, _take_parameters(unit, ignored_params or set()))
+    if main_dtype not in (None, torch.float32):
+        raise NotImplementedError(f"main_dtype: wanted torch.float32 or None, got {main_dtype}")
+    stored = next((p.dtype for m in modules for p in m.parameters() if main_dtype is not None), None)
+    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy, stored), comm, reshard_after_forward,
+                units or {}, main_dtype)
+    found = _take_parameters(unit, ignored_params or set())
+    names = [name for _, _, name in found]
+    for pattern in unit.parts:
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
+            raise ValueError(f"units: {pattern!r}: wanted a pattern of some of {names}")
+    shard_parameters(unit, found)
     for m in modules:
-        setattr(m, _STATE, unit)
+        setattr(m, STATE, unit)
         m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
                                     with_kwargs=True)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
@@ -99,7 +115,7 @@ def fully_shard(
     return module
 
 
-def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str:
+def _format_of(format: str | None, policy: MixedPrecisionPolicy, stored: torch.dtype | None) -> str:
     named = {None: None, torch.float32: "fp32", torch.bfloat16: "bf16"}
     if policy.param_dtype not in named:
         raise ValueError(f"param_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.param_dtype}")
@@ -108,7 +124,7 @@ def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str:
     asked = named[policy.param_dtype]
     if format and asked and format != asked:
         raise ValueError(f"format {format!r} and param_dtype {policy.param_dtype}: wanted the same of both")
-    return format or asked or "fp32"
+    return format or asked or ("bf16" if stored == torch.bfloat16 else "fp32")
 
 
 def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
@@ -173,29 +189,44 @@ def _no_pickle(self, protocol):
     raise RuntimeError("a sharded module cannot be pickled: its parameters are spread over ranks; save its state dict")
 
 
-def _start(unit: Unit) -> None:
-    """Finds all units of the root and makes the engine."""
-    root = unit.modules[0]
-    units = []
-    for path, m in root.named_modules():
-        u = getattr(m, _STATE, None)
-        if u is None or u is unit or u in units:
-            continue
-        if u.runtime is not None:
-            raise RuntimeError(f"{path}: its forward ran as a root of its own before; run the outermost module first")
-        u.name = path
-        units.append(u)
-    Runtime(units + [unit])
-
-
 def _before_forward(unit: Unit, module: nn.Module, args, kwargs):
     if unit.runtime is None:
-        _start(unit)
+        start(unit)
     return unit.runtime.before_forward(unit, args, kwargs)
 
 
 def _after_forward(unit: Unit, module: nn.Module, args, output):
     return unit.runtime.after_forward(unit, output) if unit.runtime is not None else None
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Makes a method of a sharded module gather and release its parameters as forward does.
+
+    Args:
+        module: where fully_shard has not been applied to it, nothing is done.
+        method_name: of a method that computes with the module's parameters: "generate_step".
+
+    Raises:
+        ValueError: where the module has no such method.
+    """
+    if not isinstance(module, FSDPModule):
+        return
+    method = getattr(type(module), method_name, None)
+    if not callable(method):
+        raise ValueError(f"register_fsdp_forward_method: {type(module).__name__} has no method {method_name}")
+
+    @functools.wraps(method)
+    def around(self, *args, **kwargs):
+        unit = self._unit()
+        args, kwargs = _before_forward(unit, self, args, kwargs)
+        try:
+            output = method(self, *args, **kwargs)
+        except BaseException:
+            unit.runtime.engine.forward_failed(unit.index)
+            raise
+        return unit.runtime.after_forward(unit, output)
+
+    setattr(module, method_name, types.MethodType(torch._dynamo.disable(around), module))
 
 
 class UnshardHandle:
@@ -230,12 +261,12 @@ class FSDPModule:
         return self
 
     def _unit(self) -> Unit:
-        return getattr(self, _STATE)
+        return getattr(self, STATE)
 
     def _below(self, recurse: bool) -> list[Unit]:
         units: list[Unit] = []
         for m in self.modules() if recurse else [self]:
-            u = getattr(m, _STATE, None)
+            u = getattr(m, STATE, None)
             if u is not None and u not in units:
                 units.append(u)
         return units
@@ -263,19 +294,67 @@ class FSDPModule:
         """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
 
         For the whole model: call it on the root, outside of passes. The first False makes room for whole fp32
-        gradients.
+        gradients, unless they are whole already (zero2=1).
         """
         runtime = self._at_root("set_requires_gradient_sync", recurse)
-        if not requires_gradient_sync and not runtime.accumulates and runtime.root.mesh.size() > 1:
+        if not requires_gradient_sync and not runtime.accumulates and runtime.root.options().zero2 > 1:
             runtime.accumulates = True
             runtime.rebuild()
+        runtime.syncs = requires_gradient_sync
         runtime.engine.set_gradient_sync(requires_gradient_sync)
+
+    def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
+        """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
+
+        After the first forward the engine is made anew where that is more than it has done.
+        """
+        self._gather_ahead("set_modules_to_forward_prefetch", modules)
+
+    def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
+        """As set_modules_to_forward_prefetch: one number serves both passes."""
+        self._gather_ahead("set_modules_to_backward_prefetch", modules)
+
+    def _gather_ahead(self, call: str, modules: list["FSDPModule"]) -> None:
+        for m in modules:
+            if not isinstance(m, FSDPModule):
+                raise ValueError(f"{call}: wanted modules that fully_shard has sharded, got {type(m).__name__}")
+        unit = self._unit()
+        unit.prefetch = max(unit.prefetch, len(modules))
+        if unit.runtime is not None and unit.runtime.prefetch < unit.prefetch:
+            unit.runtime.rebuild()
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Changes what fully_shard was given, outside of passes. For all units below the root, hence on the root; the
+        engine is made anew where it has run."""
+        if not isinstance(reshard_after_forward, bool):
+            raise ValueError(f"set_reshard_after_forward: wanted a bool, got {type(reshard_after_forward).__name__}")
+        units = self._below(recurse)
+        changed = any(u.reshard_after_forward != reshard_after_forward for u in units)
+        for u in units:
+            u.reshard_after_forward = reshard_after_forward
+        if changed and self._unit().runtime is not None:
+            self._at_root("set_reshard_after_forward", recurse).rebuild()
+
+    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
+        """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches
+        without gathers. For the whole model, outside of passes. Collective."""
+        engine = self._at_root("set_reshard_after_backward", recurse).engine
+        if reshard_after_backward:
+            engine.release_all()
+        else:
+            engine.gather_all()
+        for u in self._below(recurse=True):  # between passes parameters are the sharded ones
+            u.show(runtime=False)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Accepted: reductions are finished at the end of every backward pass."""
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """Accepted: a 1-D mesh has no replicas to reduce over."""
+        """False: backward passes leave sums over the ranks of one copy of the parameters, and gradients as they were,
+        until one with True sums them over all copies. For the whole model, as set_requires_gradient_sync."""
+        runtime = self._at_root("set_requires_all_reduce", recurse)
+        runtime.completes = requires_all_reduce
+        runtime.engine.set_gradient_completion(requires_all_reduce)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks."""
@@ -286,7 +365,7 @@ class FSDPModule:
     def _at_root(self, call: str, recurse: bool) -> Runtime:
         unit = self._unit()
         if unit.runtime is None:
-            _start(unit)
+            start(unit)
         if unit.runtime.root is not unit or not recurse:
             raise NotImplementedError(f"{call}: wanted the root module with recurse=True, got "
                                       f"{unit.name or 'recurse=False'}")

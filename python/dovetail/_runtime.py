@@ -2,51 +2,57 @@
 
 from __future__ import annotations
 
-import atexit
-import itertools
 import sys
 import weakref
+from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 import torch.nn as nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
-from ._unit import Unit, main_values
+from ._ranks import ranks_of, world_of
+from ._unit import Unit, main_values, outermost, spec_of, unit_of
 from .ragged import local_elements, sharded_tensor
 
-_worlds: dict = {}
-_count = itertools.count()
-_deadline = 300.0
+STATE = "_dovetail_unit"  # on a module: its unit
 
 
-def set_deadline(seconds: float) -> None:
-    """How long a rank waits for others before an error names them; of worlds that are made from now on, 300 s else."""
-    global _deadline
-    if not seconds > 0:
-        raise ValueError(f"deadline: wanted a positive number of seconds, got {seconds}")
-    _deadline = float(seconds)
+def start(unit: Unit) -> None:
+    """Makes the engine of a root: finds all units below it. Collective."""
+    units = []
+    for path, m in unit.modules[0].named_modules():
+        u = getattr(m, STATE, None)
+        if u is None or u is unit or u in units:
+            continue
+        if u.runtime is not None:
+            raise RuntimeError(f"{path}: its forward ran as a root of its own before; run the outermost module first")
+        u.name = path
+        units.append(u)
+    Runtime(units + [unit])
 
 
-def world_of(mesh, comm: str) -> "_C.Group":
-    """Dovetail's ranks of a mesh, which meet in the store of torch's process group. Collective at the first call."""
-    key = (id(mesh.get_group()), comm)
-    if key not in _worlds:
-        store = dist.distributed_c10d._get_default_store()
-        ranks = dist.get_process_group_ranks(mesh.get_group())
-        name = f"dovetail-{next(_count)}-{'.'.join(map(str, ranks))}"
-        _worlds[key] = (mesh.get_group(),
-                        _C.make_world(store, mesh.get_local_rank(), mesh.size(), name, comm, _deadline))
-    return _worlds[key][1]
+def runtime_of(params: Iterable[torch.Tensor], who: str) -> "Runtime":
+    """The runtime of the one root that all parameters belong to, which is made where no forward has yet. Collective.
 
-
-def close_worlds() -> None:
-    """Takes leave of all ranks; at the latest the end of the process does."""
-    _worlds.clear()
-
-
-atexit.register(close_worlds)
+    Raises:
+        ValueError: where a parameter is not sharded, or they belong to several roots.
+    """
+    units = []
+    for p in params:
+        u = unit_of(p)
+        if u is None:
+            raise ValueError(f"{who}: wanted parameters that fully_shard has sharded, got one of shape "
+                             f"{tuple(p.shape)} that it has not")
+        if u not in units:
+            units.append(u)
+    if all(u.runtime is None for u in units) and (root := outermost(units)) is not None:
+        start(root)
+    runtimes = {id(u.runtime): u.runtime for u in units}
+    if len(runtimes) != 1 or None in runtimes.values():
+        raise ValueError(f"{who}: wanted parameters of one root module, got units {[u.name for u in units]} that no "
+                         "root holds")
+    return next(iter(runtimes.values()))
 
 
 def _weakly(method):
@@ -71,10 +77,12 @@ class Runtime:
     def __init__(self, units: list[Unit]):
         self.units = units
         self.root = units[-1]
-        self.accumulates = False   # whole gradients of micro-batches without communication
-        self.factor = float(self.root.mesh.size())  # that sums over ranks are divided by
+        self.accumulates = False   # room for whole gradients of micro-batches without communication
+        self.syncs = True          # backward passes reduce
+        self.completes = True      # and over replicas
+        self.factor = float(len(ranks_of(self.root.mesh)))  # that sums over ranks are divided by
         self.engine: "_C.Engine | None" = None
-        self.optimizer: "object | None" = None  # whose operations the engine has
+        self.optimizer: "weakref.ref | None" = None  # of the optimizer whose operations the engine has
         self._build()
 
     # The engine.
@@ -86,9 +94,9 @@ class Runtime:
                 if getattr(u, what) != getattr(root, what):
                     raise ValueError(f"fully_shard: {u.name or 'the root'}: wanted the {what} of the root, "
                                      f"{getattr(root, what)}, got {getattr(u, what)}")
-        size = root.mesh.size()
-        options = root.plan.options(size, root.format)
+        options = root.options()
         options.local_accumulation = self.accumulates
+        self.prefetch = options.prefetch = max([options.prefetch] + [u.prefetch for u in self.units])
         below = [u for u in self.units if u is not root]
         reshards = {u.reshard_after_forward for u in below if u.reshard_after_forward is not None}
         if len(reshards) > 1:
@@ -111,13 +119,16 @@ class Runtime:
                                        "and initialise it before the first forward")
                 shape = list(slot.param.shape)
                 parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
-                self.specs.append(_C.TensorSpec(name, shape, slot.kind))
+                self.specs.append(spec_of(name, shape, slot.kind, slot.parts))
                 self.slots.append(slot)
             model.append(_C.ModelUnit(u.name, parameters, _weakly(u.residence_changed)))
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, self.world, options, self.specs)
         self.engine.set_gradient_factor(1.0 / self.factor)
+        self.engine.set_gradient_completion(self.completes)
         self.engine.on_backward(_weakly(self._backward_begins), _weakly(self._backward_ends))
+        for i, slot in enumerate(self.slots):
+            slot.runtime._dovetail_sink = self.engine.sink(i)  # for dovetail.nn.Linear
         self._show()
         self.grads_seen = False
         for u in self.units:
@@ -125,7 +136,7 @@ class Runtime:
 
     def _show(self) -> None:
         """Makes the engine's main weights and gradients the memory of the sharded parameters."""
-        mesh = self.root.mesh
+        mesh = self.root.shards
         for slot, p in zip(self.slots, self.engine.parameters()):
             local = slot.param._local_tensor
             local.data = p.main.view(local.shape)
@@ -145,7 +156,9 @@ class Runtime:
                     slot.param.grad = slot.gradient
 
     def rebuild(self) -> None:
-        """A new engine with the weights of this one."""
+        """A new engine with the weights of this one, and the state of its optimizer."""
+        optimizer = self.optimizer and self.optimizer()
+        state = optimizer and optimizer.taken_out()
         for slot in self.slots:
             local = slot.param._local_tensor
             local.data = local.detach().clone()
@@ -154,6 +167,8 @@ class Runtime:
         self.optimizer = None
         self.engine = None
         self._build()
+        if optimizer:
+            optimizer.put_back(state)
 
     # Passes.
 
@@ -225,6 +240,8 @@ class Runtime:
             slot.param.grad = None
 
     def _backward_ends(self) -> None:
+        if not (self.syncs and self.completes):
+            return
         for slot, has in zip(self.slots, self.engine.have_gradients()):
             if has and slot.param.requires_grad:
                 slot.param.grad = slot.gradient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import weakref
 from dataclasses import dataclass, field
 
@@ -10,7 +11,8 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from . import _C
-from .plan import Plan
+from ._ranks import ranks_of, shard_mesh
+from .plan import Heads, Nodes, Plan
 from .policies import MixedPrecisionPolicy
 from .ragged import local_elements, sharded_tensor
 
@@ -40,6 +42,7 @@ class Slot:
     places: list[tuple[nn.Module, str]]
     name: str
     kind: str
+    parts: list["Heads | Nodes"]
     intervals: tuple[tuple[int, int], ...]  # per rank, elements of the row-major whole
     original: weakref.ref  # of the whole parameter, which lives on where a module outside of the unit refers to it
     runtime: nn.Parameter | None = None
@@ -59,11 +62,24 @@ class Unit:
     format: str
     comm: str
     reshard_after_forward: bool | None
+    parts: "dict[str, Heads | Nodes | list]" = field(default_factory=dict)  # by pattern of names within the unit
+    main_dtype: torch.dtype | None = None
+    prefetch: int = 0                # units to be gathered ahead, as far as users have said
+    shards: DeviceMesh = field(init=False)  # ranks of one copy of the main weights
     slots: list[Slot] = field(default_factory=list)
     runtime: "object | None" = None  # of the root that this unit belongs to, from its first forward on
     index: int = -1                  # of the unit in it
     name: str = ""
     gathered: bool = False           # runtime parameters can be read
+
+    def __post_init__(self):
+        _units.add(self)
+        self.shards = shard_mesh(self.mesh, self.options().zero1)  # refuses plans that cannot be
+
+    def options(self) -> "_C.PlanOptions":
+        """Of the planner, for the ranks of the mesh. The second dimension of a 2-D mesh is that over which is sharded.
+        """
+        return self.plan.options(len(ranks_of(self.mesh)), self.format, self.mesh.size(self.mesh.ndim - 1))
 
     def residence_changed(self, gathered: bool) -> None:
         self.gathered = gathered
@@ -73,6 +89,21 @@ class Unit:
         """Which parameters the modules have from now on."""
         for slot in self.slots:
             slot.register(slot.runtime if runtime else slot.param)
+
+
+# All units that live. The outermost around some of them is found among these.
+_units: "weakref.WeakSet[Unit]" = weakref.WeakSet()
+
+
+def outermost(units: "list[Unit]") -> "Unit | None":
+    """The unit whose modules hold those of all `units` and of every other that does; None where there is none."""
+    inner = [m for u in units for m in u.modules]
+    best, most = None, 0
+    for unit in _units:
+        held = {id(m) for top in unit.modules for m in top.modules()}
+        if len(held) > most and all(id(m) in held for m in inner):
+            best, most = unit, len(held)
+    return best
 
 
 def unit_of(param: torch.Tensor) -> "Unit | None":
@@ -95,26 +126,43 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
     Args:
         found: whole parameter, all references to it inside the unit, name inside the unit.
     """
-    rank, size = unit.mesh.get_local_rank(), unit.mesh.size()
+    rank = unit.shards.get_local_rank()
     kinds = [kind_of(places[0][0]) if param.dim() == 2 else "" for param, places, _ in found]
-    intervals = plan_intervals(unit, [(n, tuple(p.shape), k) for (p, _, n), k in zip(found, kinds)], size)
-    for (param, places, name), kind, runs in zip(found, kinds, intervals):
+    parts = parts_of(unit.parts, [name for _, _, name in found])
+    intervals = plan_intervals(unit, [spec_of(n, p.shape, k, q) for (p, _, n), k, q in zip(found, kinds, parts)])
+    for (param, places, name), kind, part, runs in zip(found, kinds, parts, intervals):
         begin, end = runs[rank]
         local = param.detach().contiguous().view(-1)[begin:end].clone()
-        sharded = nn.Parameter(sharded_tensor(local, unit.mesh, runs, param.shape), requires_grad=param.requires_grad)
+        if unit.main_dtype is not None:
+            local = local.to(unit.main_dtype)
+        sharded = nn.Parameter(sharded_tensor(local, unit.shards, runs, param.shape), requires_grad=param.requires_grad)
         for key, value in vars(param).items():  # marks that users have put on parameters
             if key not in _MARKS:
                 setattr(sharded, key, value)
         setattr(sharded, _UNIT, unit)
-        slot = Slot(sharded, list(places), name, kind, runs, weakref.ref(param))
+        slot = Slot(sharded, list(places), name, kind, part, runs, weakref.ref(param))
         slot.register(sharded)
         setattr(param, _SUCCESSOR, (unit, slot))
         unit.slots.append(slot)
 
 
-def plan_intervals(unit: Unit, tensors: list[tuple[str, tuple[int, ...], str]], size: int):
-    specs = [_C.TensorSpec(name, list(shape), kind) for name, shape, kind in tensors]
-    runs = _C.shard_intervals(unit.plan.options(size, unit.format), _C.GroupSpec("unit", specs))
+def parts_of(patterns: "dict[str, Heads | Nodes | list]", names: list[str]) -> "list[list[Heads | Nodes]]":
+    """What `units=` says of each parameter."""
+    return [[part for pattern, said in patterns.items() if fnmatch.fnmatchcase(name, pattern)
+             for part in (said if isinstance(said, (list, tuple)) else [said])] for name in names]
+
+
+def spec_of(name: str, shape, kind: str, parts: "list[Heads | Nodes]") -> "_C.TensorSpec":
+    """What the planner knows of a parameter."""
+    spec = _C.TensorSpec(name, list(shape), kind)
+    for part in parts:
+        part.apply(spec)
+    return spec
+
+
+def plan_intervals(unit: Unit, specs: "list[_C.TensorSpec]"):
+    """(begin, end) of each tensor's shard on each rank of `unit.shards`, in elements."""
+    runs = _C.shard_intervals(unit.options(), _C.GroupSpec("unit", specs))
     return [tuple(tuple(r) for r in per_rank) for per_rank in runs]
 
 

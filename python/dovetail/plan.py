@@ -10,12 +10,48 @@ FORMATS = ("fp32", "bf16")
 
 
 @dataclass(frozen=True)
+class Heads:
+    """That a weight consists of attention heads: the unit "head" of update operations, and the block "head" of plans.
+
+    Attributes:
+        count: of heads; divides the dimension.
+        dim: that they lie along: 0, runs of rows (q, k and v projections), or 1, runs of columns (the output projection).
+    """
+
+    count: int
+    dim: int = 0
+
+    def apply(self, spec: "_C.TensorSpec") -> None:
+        spec.set_heads(self.count, self.dim)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Named parts of a fused weight: a unit of update operations.
+
+    Attributes:
+        name: of the unit: "qkv".
+        edges: ascending from 0 to the size of the dimension: (0, 64, 80, 96).
+        dim: that the parts lie along, 0 or 1.
+    """
+
+    name: str
+    edges: tuple[int, ...]
+    dim: int = 0
+
+    def apply(self, spec: "_C.TensorSpec") -> None:
+        spec.add_nodes(self.name, self.dim, list(self.edges))
+
+
+@dataclass(frozen=True)
 class Plan:
     """How parameters, gradients and optimizer state are sharded over the ranks of a mesh.
 
     Attributes:
-        zero1: ranks over which main weights and optimizer state are sharded: all of the mesh.
-        zero2: ranks over which gradients are sharded: as zero1, since `.grad` is the gradient of the main weights.
+        zero1: ranks over which main weights and optimizer state are sharded; 0: all of a 1-D mesh, those of the second
+            dimension of a 2-D mesh. Divides the number of ranks: the others hold copies.
+        zero2: ranks over which gradients are sharded between the passes of a step; 0: as zero1. Divides zero1. 1: they
+            are whole on every rank, and passes without communication need no further memory.
         zero3: ranks over which runtime parameters are sharded; 0: as zero2. Divides zero2. 1: they are whole on every
             rank, and nothing is gathered in a pass.
         block: what no shard boundary cuts: "element", "row", "32-row", "128-row", "head", "expert" or "matrix".
@@ -39,17 +75,14 @@ class Plan:
     prefetch: int = 1
     pending_reductions: int = -1
 
-    def options(self, world: int, format: str = "fp32") -> "_C.PlanOptions":
-        """The same for the C++ planner, with the degrees filled in for `world` ranks."""
+    def options(self, world: int, format: str = "fp32", sharded: int = 0) -> "_C.PlanOptions":
+        """The same for the C++ planner, with the degrees filled in for `world` ranks, of which `sharded` share one copy
+        where zero1 does not say."""
         if format not in FORMATS:
             raise ValueError(f"format: wanted one of {', '.join(FORMATS)}, got {format!r}")
-        zero1 = self.zero1 or world
+        zero1 = self.zero1 or sharded or world
         zero2 = self.zero2 or zero1
         zero3 = self.zero3 or zero2
-        if zero1 != world:
-            raise ValueError(f"zero1: wanted all {world} ranks of the mesh, got {zero1}")
-        if zero2 != zero1:
-            raise NotImplementedError(f"zero2: wanted zero1, {zero1}, got {zero2}")
         o = _C.PlanOptions()
         o.world = world
         o.format = format

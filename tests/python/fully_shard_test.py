@@ -6,10 +6,13 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 import unittest
 
 import case_checks
+import degrees_checks
 import feature_checks
 import huggingface_checks
+import operation_checks
 import parity_checks
 import ranks
+import state_checks
 
 
 class Parity(ranks.Checks):
@@ -31,6 +34,12 @@ class Face(ranks.Checks):
 
     def test_four_ranks(self):
         self.on(4, case_checks, feature_checks)
+
+    def test_degrees_on_two_ranks(self):
+        self.on(2, degrees_checks, operation_checks, state_checks)
+
+    def test_degrees_on_four_ranks(self):
+        self.on(4, degrees_checks, operation_checks, state_checks)
 
 
 if __name__ == "__main__":

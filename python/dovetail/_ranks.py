@@ -1,0 +1,83 @@
+"""Ranks of a mesh: dovetail's world of them, and the meshes over which main weights are sharded."""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from . import _C
+
+_worlds: dict = {}
+_meshes: dict = {}
+_count = itertools.count()
+_deadline = 300.0
+
+
+def set_deadline(seconds: float) -> None:
+    """How long a rank waits for others until an error names them; of worlds that are made from now on, 300 s else."""
+    global _deadline
+    if not seconds > 0:
+        raise ValueError(f"deadline: wanted a positive number of seconds, got {seconds}")
+    _deadline = float(seconds)
+
+
+def ranks_of(mesh: DeviceMesh) -> tuple[int, ...]:
+    """The mesh's ranks in the default process group, row-major."""
+    return tuple(mesh.mesh.flatten().tolist())
+
+
+def index_in(mesh: DeviceMesh) -> int:
+    """This rank's number among them."""
+    return ranks_of(mesh).index(dist.get_rank())
+
+
+def world_of(mesh: DeviceMesh, comm: str) -> "_C.Group":
+    """Dovetail's ranks of a mesh, which meet in the store of torch's process group. Collective at the first call."""
+    ranks = ranks_of(mesh)
+    default = dist.distributed_c10d._get_default_group()
+    key = (id(default), ranks, comm)
+    if key not in _worlds:
+        store = dist.distributed_c10d._get_default_store()
+        name = f"dovetail-{next(_count)}-{'.'.join(map(str, ranks))}"
+        # The group is kept so that no other gets its id.
+        _worlds[key] = (default, _C.make_world(store, index_in(mesh), len(ranks), name, comm, _deadline))
+    return _worlds[key][1]
+
+
+def shard_mesh(mesh: DeviceMesh, zero1: int) -> DeviceMesh:
+    """The 1-D mesh of the `zero1` ranks that hold one copy of the main weights, this rank's: consecutive ranks of
+    `mesh`, a dimension of it where one has them. Collective over them at the first call."""
+    ranks = ranks_of(mesh)
+    first = index_in(mesh) // zero1 * zero1
+    mine = ranks[first:first + zero1]
+    if mesh.ndim == 1 and zero1 == len(ranks):
+        return mesh
+    if mesh.ndim == 2 and mesh.mesh_dim_names and zero1 == mesh.size(1):
+        return mesh[mesh.mesh_dim_names[1]]
+    return _mesh_of(mine)
+
+
+def flat_mesh(mesh: DeviceMesh) -> DeviceMesh:
+    """The 1-D mesh of all its ranks. Collective over them at the first call."""
+    return mesh if mesh.ndim == 1 else _mesh_of(ranks_of(mesh))
+
+
+def _mesh_of(ranks: tuple[int, ...]) -> DeviceMesh:
+    default = dist.distributed_c10d._get_default_group()
+    key = (id(default), ranks)
+    if key not in _meshes:
+        group = dist.new_group(list(ranks), use_local_synchronization=True)
+        _meshes[key] = (default, DeviceMesh.from_group(group, "cpu"))
+    return _meshes[key][1]
+
+
+def close_worlds() -> None:
+    """Takes leave of all ranks; at the latest the end of the process does."""
+    _worlds.clear()
+    _meshes.clear()
+
+
+atexit.register(close_worlds)

@@ -1,0 +1,216 @@
+"""What all optimizers on the engine have in common: binding to it, steps, state."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from .. import _C
+from .._ranks import flat_mesh
+from .._runtime import Runtime, runtime_of
+from ..ragged import local_elements, sharded_tensor
+from ..sharded import runs_of, slice_run
+
+
+class EngineOptimizer(torch.optim.Optimizer):
+    """An optimizer whose step runs on the engine.
+
+    `state` holds views of the engine's memory, as sharded tensors: a field per element has the parameter's shape, one per
+    block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
+    """
+
+    def __init__(self, params, defaults: dict):
+        super().__init__(params, defaults)
+        self._runtime: Runtime | None = None
+        self._applied: Any = None  # hyperparameters that the engine has
+        self.last: "_C.StepResult | None" = None  # of the last step: grad_norm, clip_coefficient, skipped
+
+    # What subclasses say.
+
+    def _operations(self, runtime: Runtime) -> "list[_C.UpdateOp]":
+        raise NotImplementedError
+
+    def _hyperparameters(self) -> Any:
+        """All that operations are made from; when it changes they are made anew, and their state goes on."""
+        raise NotImplementedError
+
+    # Binding.
+
+    def _bind(self) -> Runtime:
+        """The runtime, with this optimizer's operations. Collective the first time."""
+        if self._runtime is None:
+            who = type(self).__name__
+            runtime = runtime_of((p for g in self.param_groups for p in g["params"]), who)
+            grouped = {id(p) for g in self.param_groups for p in g["params"]}
+            for slot, spec in zip(runtime.slots, runtime.specs):
+                if id(slot.param) not in grouped and slot.param.requires_grad:
+                    raise ValueError(f"{who}: parameter {spec.name} is in no group: wanted it frozen "
+                                     "(requires_grad_(False)) or in a group")
+            self._start_on(runtime)
+        runtime = self._runtime
+        if runtime.optimizer is None or runtime.optimizer() is not self:
+            raise RuntimeError(f"{type(self).__name__}: the engine runs another optimizer since")
+        return runtime
+
+    def _start_on(self, runtime: Runtime) -> None:
+        runtime.engine.set_operations(self._operations(runtime))
+        before = runtime.optimizer and runtime.optimizer()
+        if before is not None:
+            before.state.clear()
+        runtime.optimizer = weakref.ref(self)
+        self._runtime = runtime
+        self._applied = self._hyperparameters()
+        self._show_state()
+
+    def _show_state(self) -> None:
+        runtime = self._runtime
+        params = {spec.name: slot for spec, slot in zip(runtime.specs, runtime.slots)}
+        entries = [e for e in runtime.engine.state() if e.field != "weight"]
+        whole = flat_mesh(runtime.root.mesh)
+        everyone: list = [None] * whole.size()
+        mine = [(e.tensor, e.field, e.per_unit, e.elements) for e in entries]
+        dist.all_gather_object(everyone, mine, group=whole.get_group())
+        shards = runtime.root.shards
+        members = {r: i for i, r in enumerate(whole.mesh.tolist())}
+        replica = [members[r] for r in shards.mesh.tolist()]
+        self.state.clear()
+        held = {(e.tensor, e.field, e.elements): e.values for e in entries}
+        for tensor, field, per_unit, _ in mine:
+            if per_unit:
+                continue
+            runs = [next(run for t, f, _, run in everyone[r] if (t, f) == (tensor, field)) for r in replica]
+            entry = next(e for e in entries if (e.tensor, e.field) == (tensor, field))
+            self.state[params[tensor].param][field] = sharded_tensor(entry.values, shards, _closed(runs), entry.shape)
+        fields = sorted({(t, f) for theirs in everyone for t, f, per_unit, _ in theirs if per_unit})
+        for tensor, field in fields:
+            dtype = next(e for e in entries if (e.tensor, e.field) == (tensor, field)).values.dtype
+            holders: dict = {}
+            for r, theirs in enumerate(everyone):
+                for t, f, _, run in theirs:
+                    if (t, f) == (tensor, field) and run[0] < run[1]:
+                        holders.setdefault(run, []).append(r)
+            for number, run in enumerate(sorted(holders)):
+                # In each replica, or in one of them alone.
+                mesh, ranks = (shards, replica) if len(holders[run]) > 1 else (whole, list(range(whole.size())))
+                owner = next(r for r in holders[run] if r in ranks)
+                size = run[1] - run[0]
+                runs = [(0, size) if r == owner else (0, 0) for r in ranks]
+                values = held.get((tensor, field, run), torch.empty(0, dtype=dtype))
+                self.state[params[tensor].param][f"{field}.{number}"] = sharded_tensor(values, mesh, runs, [size])
+        self._show_step()
+
+    def _show_step(self) -> None:
+        step = torch.tensor(float(self._runtime.engine.steps_done()))
+        for group in self.param_groups:
+            for p in group["params"]:
+                self.state[p]["step"] = step
+
+    # Steps.
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        """One update. Collective. Gradients are given up.
+
+        Before the first backward pass it only makes the state, as the state-dict helpers of torch want it.
+
+        Raises:
+            RuntimeError: where another optimizer has taken the engine over; where gradients were not made by a backward
+                pass of the model.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        runtime = self._bind()
+        if not runtime.grads_seen:
+            if any(p.grad is not None for g in self.param_groups if g["lr"] != 0 for p in g["params"]):
+                raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has made: "
+                                   "wanted loss.backward() before, and its gradients changed in place")
+            return loss
+        wanted = self._hyperparameters()
+        if wanted != self._applied:
+            runtime.engine.change_operations(self._operations(runtime))
+            self._applied = wanted
+        runtime.gradients_as_users_left_them()
+        self.last = runtime.engine.step(float(self._rate()), 1.0)
+        runtime.gradients_are_spent()
+        self._show_step()
+        return loss
+
+    def _rate(self) -> float:
+        """The learning rate that all others are multiples of: of the first group where it is not 0."""
+        return next((g["lr"] for g in self.param_groups if g["lr"] != 0), 0.0)
+
+    # State.
+
+    def load_state_dict(self, state_dict: dict) -> None:
+        """Copies state into the engine's memory, and options into the groups. Collective the first time.
+
+        Takes what state_dict() gave, of sharded or of whole tensors.
+
+        Raises:
+            ValueError: for other groups, parameters or fields than this optimizer has; nothing is changed then.
+        """
+        runtime = self._bind()
+        who, given = type(self).__name__, state_dict["param_groups"]
+        if [len(g["params"]) for g in given] != [len(g["params"]) for g in self.param_groups]:
+            raise ValueError(f"{who}.load_state_dict: wanted groups of {[len(g['params']) for g in self.param_groups]} "
+                             f"parameters, got {[len(g['params']) for g in given]}")
+        order = [p for g in self.param_groups for p in g["params"]]
+        ids = [i for g in given for i in g["params"]]
+        copies, steps = [], set()
+        for p, i in zip(order, ids):
+            theirs = state_dict["state"].get(i, {})
+            mine = self.state[p]
+            if theirs and set(theirs) != set(mine):
+                raise ValueError(f"{who}.load_state_dict: parameter {i}: wanted fields {sorted(mine)}, got "
+                                 f"{sorted(theirs)}")
+            for field, value in theirs.items():
+                if field == "step":
+                    steps.add(int(value))
+                    continue
+                if tuple(value.shape) != tuple(mine[field].shape):
+                    raise ValueError(f"{who}.load_state_dict: parameter {i}: {field}: wanted shape "
+                                     f"{tuple(mine[field].shape)}, got {tuple(value.shape)}")
+                copies.append((mine[field], value))
+        if len(steps) > 1:
+            raise ValueError(f"{who}.load_state_dict: wanted one number of steps, got {sorted(steps)}")
+        with torch.no_grad():
+            for mine, value in copies:
+                local_elements(mine).copy_(_part_of(value, mine))
+        for group, theirs in zip(self.param_groups, given):
+            group.update({k: v for k, v in theirs.items() if k != "params"})
+        if steps:
+            runtime.engine.set_steps_done(steps.pop())
+        self._show_step()
+
+    def taken_out(self) -> dict:
+        """Copies of this rank's state, for put_back() onto another engine of the same layout."""
+        fields = {p: {k: local_elements(t).clone() for k, t in s.items() if k != "step"} for p, s in self.state.items()}
+        return {"fields": fields, "steps": self._runtime.engine.steps_done()}
+
+    def put_back(self, taken: dict) -> None:
+        self._start_on(self._runtime)
+        for p, fields in taken["fields"].items():
+            for name, values in fields.items():
+                local_elements(self.state[p][name]).copy_(values)
+        self._runtime.engine.set_steps_done(taken["steps"])
+        self._show_step()
+
+
+def _closed(runs) -> list[tuple[int, int]]:
+    return [run if run[0] < run[1] else (0, 0) for run in runs]
+
+
+def _part_of(value: torch.Tensor, mine: DTensor) -> torch.Tensor:
+    """What of `value`, sharded in any way or whole, this rank holds in the layout of `mine`."""
+    if isinstance(value, DTensor):
+        if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
+            return local_elements(value)
+        value = value.full_tensor()
+    run = runs_of(mine)[mine.device_mesh.get_local_rank()]
+    return slice_run(value, mine.shape, run)

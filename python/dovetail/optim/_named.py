@@ -1,0 +1,107 @@
+"""The optimizers that come with the engine."""
+
+from __future__ import annotations
+
+from .. import _C
+from .._runtime import Runtime
+from ._base import EngineOptimizer
+
+
+class _Named(EngineOptimizer):
+    """Groups may differ in ``lr`` and ``weight_decay``; every other option is that of the first group."""
+
+    _name = ""
+
+    def _configure(self, options: "_C.OptimizerOptions", group: dict) -> None:
+        raise NotImplementedError
+
+    def _operations(self, runtime: Runtime) -> "list[_C.UpdateOp]":
+        names = {id(slot.param): spec.name for slot, spec in zip(runtime.slots, runtime.specs)}
+        options = _C.OptimizerOptions()
+        options.name = self._name
+        self._configure(options, self.param_groups[0])
+        (_, factors, _) = self._hyperparameters()
+        rules = [_C.ParameterRule(names[id(p)], *f) for group, f in zip(self.param_groups, factors)
+                 for p in group["params"]]
+        options.set_rules(0.0, True, rules)
+        return _C.make_optimizer(options, runtime.specs)
+
+    def _hyperparameters(self):
+        rate = self._rate()
+        # As written in fp32: the ratio of two rates that one schedule multiplies changes by rounding only.
+        factors = tuple((round(g["lr"] / rate, 7) if rate else 1.0, g["weight_decay"]) for g in self.param_groups)
+        own = {k: v for k, v in self.param_groups[0].items() if k not in ("params", "lr", "weight_decay", "initial_lr")}
+        return self._name, factors, own
+
+
+class AdamW(_Named):
+    """AdamW with decoupled weight decay, fused: one pass over weights, gradients and moments."""
+
+    _name = "adamw"
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
+        super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
+
+    def _configure(self, options, group):
+        options.set_adamw(*group["betas"], group["eps"])
+
+
+class AdamW8bit(AdamW):
+    """AdamW whose moments are 8-bit codes with a scale per 256 elements; small parameters keep fp32.
+
+    Shards must not cut such a block: fully_shard(..., plan=Plan(alignment=256)).
+    """
+
+    _name = "adam8"
+
+
+class SGD(_Named):
+    """SGD with momentum; weight decay is added to the gradient."""
+
+    _name = "sgd"
+
+    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+        super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
+                                      nesterov=nesterov))
+
+    def _configure(self, options, group):
+        options.set_sgd(group["momentum"], group["dampening"], group["nesterov"], False)
+
+
+class Muon(_Named):
+    """Muon on matrices, AdamW on vectors and embeddings, with the same learning rate.
+
+    Args:
+        unit: what is orthogonalised: "matrix" or "head".
+    """
+
+    _name = "muon"
+
+    def __init__(self, params, lr=1e-3, momentum=0.95, nesterov=True, unit="matrix", betas=(0.9, 0.999), eps=1e-8,
+                 weight_decay=1e-2):
+        super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, unit=unit, betas=betas, eps=eps,
+                                      weight_decay=weight_decay))
+
+    def _configure(self, options, group):
+        options.set_adamw(*group["betas"], group["eps"])
+        options.set_muon(group["momentum"], group["nesterov"], group["unit"])
+
+
+class Shampoo(_Named):
+    """Shampoo with RMSprop grafting on matrices, AdamW on vectors and embeddings.
+
+    Args:
+        block: most elements on a side of a tile.
+        every: steps from root to root.
+    """
+
+    _name = "shampoo"
+
+    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), epsilon=1e-6, block=1024, every=10, eps=1e-8,
+                 weight_decay=1e-2):
+        super().__init__(params, dict(lr=lr, betas=betas, epsilon=epsilon, block=block, every=every, eps=eps,
+                                      weight_decay=weight_decay))
+
+    def _configure(self, options, group):
+        options.set_adamw(*group["betas"], group["eps"])
+        options.set_shampoo(*group["betas"], group["epsilon"], group["block"], group["every"])

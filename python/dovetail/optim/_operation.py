@@ -1,0 +1,167 @@
+"""Update operations of one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from .. import _C
+from .._runtime import Runtime
+from ._base import EngineOptimizer
+
+
+@dataclass(frozen=True)
+class Step:
+    """Numbers of one optimizer step, the same on all ranks.
+
+    Attributes:
+        number: 1 in the first step.
+        lr: of the parameter's group.
+        weight_decay: of the parameter's group; 0 where it has none.
+    """
+
+    number: int
+    lr: float
+    weight_decay: float
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call works on.
+
+    Attributes:
+        name: of the parameter.
+        shape: of the whole parameter.
+        first: number of the run's first element in the row-major parameter.
+        weight: fp32, to be changed in place: [n], a run of elements, blocks or rows; or [rows, columns], a unit that
+            was assembled.
+        grad: the same shape, fp32: the mean over ranks, as clipped. To be read.
+        state: the operation's fields by name, the same shape, fp32, to be changed in place.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    first: int
+    weight: torch.Tensor
+    grad: torch.Tensor
+    state: dict[str, torch.Tensor]
+
+
+class Operation:
+    """An update operation: which parts of a parameter it needs whole, what it keeps, and what it does with them.
+
+        class Lion(Operation):
+            def __init__(self, beta1=0.9, beta2=0.99):
+                self.beta1, self.beta2 = beta1, beta2
+
+            def state(self, name, shape):
+                return {"momentum": 0.0}
+
+            def run(self, run, step):
+                m = run.state["momentum"]
+                run.weight.mul_(1 - step.lr * step.weight_decay)
+                run.weight.sub_(step.lr * torch.lerp(run.grad, m, self.beta1).sign_())
+                m.lerp_(run.grad, 1 - self.beta2)
+
+        optimizer = Operations(model.parameters(), [Lion()], lr=1e-4, weight_decay=0.1)
+
+    What `run` computes for a unit may depend on that unit and on nothing else: then any number of ranks and any degrees
+    give the same weights. It is called without autograd, by one thread, for what this rank owns. Public attributes are
+    hyperparameters: they are compared across ranks, and may be changed between steps.
+    """
+
+    def applies_to(self, name: str, shape: tuple[int, ...]) -> bool:
+        """Whether the operation updates a parameter."""
+        return True
+
+    def unit(self, name: str, shape: tuple[int, ...]) -> str:
+        """The smallest part that must be whole in a call: "element", "block:N" (N elements), "row", "matrix",
+        "tile:RxC", "head", "expert", or a node that fully_shard(units=) names. "block" and "row" need a plan that does
+        not cut them (Plan(block=..., alignment=...)); "matrix", "tile" and nodes are assembled at an owner."""
+        return "element"
+
+    def state(self, name: str, shape: tuple[int, ...]) -> dict[str, float]:
+        """Fields with one fp32 value per element, and what they begin with."""
+        return {}
+
+    def cost(self, shape: tuple[int, ...]) -> float:
+        """Floating-point operations for a unit of `shape`, by which owners are balanced."""
+        rows, columns = shape
+        return float(rows * columns)
+
+    def run(self, run: Run, step: Step) -> None:
+        """Updates one run or unit in place."""
+        raise NotImplementedError
+
+
+class Operations(EngineOptimizer):
+    """An optimizer of one's own operations, in order: a later one sees what an earlier one has written.
+
+    Args:
+        operations: for every parameter at least one must apply. State fields of the same name are shared.
+        lr, weight_decay: per group, handed to the operations.
+    """
+
+    def __init__(self, params, operations: list[Operation], lr: float = 1e-3, weight_decay: float = 0.0):
+        operations = list(operations)
+        for op in operations:
+            if not isinstance(op, Operation):
+                raise ValueError(f"Operations: wanted dovetail.optim.Operation objects, got {type(op).__name__}")
+        if not operations:
+            raise ValueError("Operations: wanted at least one operation, got an empty list")
+        self.operations = operations
+        super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
+
+    def _operations(self, runtime: Runtime) -> "list[_C.UpdateOp]":
+        groups = {spec.name: group for group in self.param_groups for p in group["params"]
+                  for slot, spec in zip(runtime.slots, runtime.specs) if slot.param is p}
+        return [_C.make_operation(type(op).__name__, f"{type(op).__name__} {_options(op)} "
+                                  f"{[(g['lr'], g['weight_decay']) for g in self.param_groups]}", _Adapter(op, groups))
+                for op in self.operations]
+
+    def _hyperparameters(self):
+        return tuple(str(_options(op)) for op in self.operations)
+
+
+def _options(op: Operation) -> dict:
+    return {k: v for k, v in sorted(vars(op).items()) if not k.startswith("_")}
+
+
+class _Adapter:
+    """What the C++ side calls."""
+
+    def __init__(self, op: Operation, groups: dict):
+        self.op, self.groups = op, groups
+
+    def _applies_to(self, spec) -> bool:
+        return bool(self.op.applies_to(spec.name, tuple(spec.shape)))
+
+    def _unit(self, spec) -> tuple[str, int, int]:
+        asked = self.op.unit(spec.name, tuple(spec.shape))
+        kind, _, size = asked.partition(":")
+        try:
+            if kind == "block":
+                return kind, int(size), 0
+            if kind == "tile":
+                rows, columns = size.split("x")
+                return kind, int(rows), int(columns)
+        except ValueError:
+            raise ValueError(f'{type(self.op).__name__}.unit: wanted "block:N" or "tile:RxC", got {asked!r}') from None
+        return kind, 0, 0
+
+    def _state(self, spec) -> list[tuple[str, float]]:
+        return list(self.op.state(spec.name, tuple(spec.shape)).items())
+
+    def _cost(self, spec, rows: int, columns: int) -> float:
+        return float(self.op.cost((rows, columns)))
+
+    def _run(self, spec, fields, first: int, unit: int, number: int, lr: float, grad_scale: float) -> None:
+        tensors = dict(fields)
+        weight, grad = tensors.pop("weight"), tensors.pop("grad")
+        if grad_scale != 1:
+            grad = grad * grad_scale
+        group = self.groups.get(spec.name)
+        step = Step(number, group["lr"] if group else lr, group["weight_decay"] if group else 0.0)
+        with torch.no_grad():
+            self.op.run(Run(spec.name, tuple(spec.shape), first, weight, grad, tensors), step)
