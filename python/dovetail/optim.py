@@ -63,8 +63,17 @@ class _Operations(torch.optim.Optimizer):
         self._runtime = runtime
 
     def _ratios(self) -> list[tuple[float, float]]:
-        base = self.param_groups[0]["lr"]
-        return [(g["lr"] / base if base else 1.0, g["weight_decay"]) for g in self.param_groups]
+        """Of each group, its learning rate as a part of the first group's, and its weight decay."""
+        rates = [g["lr"] for g in self.param_groups]
+        if not any(rates):  # a schedule that starts or ends at 0: the rates of other steps say what the ratios are
+            rates = [g.get("initial_lr", 0) for g in self.param_groups] if self._factors is None else \
+                [factor for factor, _ in self._factors]
+        if not any(rates):
+            rates = [1.0] * len(rates)
+        if not rates[0]:
+            raise NotImplementedError("the first parameter group has a learning rate of 0 and others have not: wanted "
+                                      "the parameters frozen, or another group first")
+        return [(rate / rates[0], g["weight_decay"]) for rate, g in zip(rates, self.param_groups)]
 
     @torch.no_grad()
     def step(self, closure=None):

@@ -270,6 +270,33 @@ def check_optimizers_of_the_engine(world):
             torch.testing.assert_close(cut[n], whole[n], rtol=0, atol=0)
 
 
+def check_schedules_from_and_to_zero(world):
+    """A learning rate of 0 in all groups hides their ratios; what they are in other steps stays right."""
+    def run(make, shard, length=4):
+        model = decoder(shard)
+        *others, last = model.parameters()
+        opt = make([{"params": others, "lr": 1e-2}, {"params": [last], "lr": 5e-3, "weight_decay": 0.0}])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: (0, 1, 0.5, 0)[step])
+        for step in range(length):
+            model(TOKENS + step).square().mean().backward()
+            opt.step()
+            if step + 1 < length:
+                scheduler.step()
+            opt.zero_grad()
+        return [full(p.detach()) for p in model.parameters()]
+
+    for got, wanted in zip(run(lambda g: optim.AdamW(g, weight_decay=0.1), True),
+                           run(lambda g: torch.optim.AdamW(g, weight_decay=0.1), False)):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+    # The engine has one rate and ratios to it: no ratio says that a group learns and the first does not.
+    model = decoder()
+    first, *others = model.parameters()
+    opt = optim.SGD([{"params": [first], "lr": 0.0}, {"params": others}], lr=1e-2)
+    model(TOKENS).square().mean().backward()
+    expect_error(NotImplementedError, ["first parameter group", "0"], opt.step)
+
+
 def check_blocks_of_8_bit_state(world):
     """Equal bits however many ranks there are; where a shard would cut a block every rank says so, and goes on."""
     def run(plan, mesh=None):
