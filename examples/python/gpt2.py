@@ -14,9 +14,11 @@ from dovetail import fully_shard
 
 def build(sequence: int) -> GPT2LMHeadModel:
     # Tokens are bytes, and none of them ends a text. The head shares its weight with the embedding.
-    return GPT2LMHeadModel(GPT2Config(
+    model = GPT2LMHeadModel(GPT2Config(
         vocab_size=256, n_positions=max(sequence, 128), n_embd=128, n_layer=4, n_head=4,
-        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None, loss_type="ForCausalLM"))
+        resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, bos_token_id=None, eos_token_id=None))
+    model.loss_type = "ForCausalLM"  # which transformers, warning of it, takes in any case
+    return model
 
 
 def main() -> None:

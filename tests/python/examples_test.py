@@ -28,9 +28,9 @@ def run(name: str, ranks: int, *options: str) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
     if ranks > 1:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                               preexec_fn=end_with_the_test)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUTF8": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               encoding="utf-8", preexec_fn=end_with_the_test)
     try:
         out, errors = process.communicate(timeout=SECONDS)
     finally:
