@@ -297,6 +297,50 @@ def check_schedules_from_and_to_zero(world):
     expect_error(NotImplementedError, ["first parameter group", "0"], opt.step)
 
 
+class Experts(nn.Module):
+    """Matrices in one tensor, [experts, out, in], or each in a parameter of its own."""
+
+    def __init__(self, matrices, fused):
+        super().__init__()
+        if fused:
+            self.weight = nn.Parameter(matrices.clone())
+        else:
+            self.weight = nn.ParameterList(m.clone() for m in matrices)
+
+    def forward(self, x):
+        return sum((x @ m.t()).square().mean() for m in self.weight)
+
+
+def check_fused_experts_are_matrices_to_muon(world):
+    """The same as if each expert's matrix were a parameter; a kernel of a convolution is one matrix."""
+    matrices = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(world.rank))
+
+    def run(module, x, block):
+        fully_shard(module, plan=dovetail.Plan(block=block))
+        opt = optim.Muon(module.parameters(), lr=0.1)
+        for _ in range(2):
+            module(x).square().mean().backward()
+            opt.step()
+        return [full(p.detach()) for p in module.parameters()]
+
+    alone = run(Experts(matrices, fused=False), x, "matrix")
+    for block in ("element", "expert", "matrix"):
+        fused, = run(Experts(matrices, fused=True), x, block)
+        torch.testing.assert_close(fused, torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+    def kernel(as_linear):
+        torch.manual_seed(4)
+        convolution = nn.Conv1d(8, 6, 3)
+        if not as_linear:
+            return run(convolution, x[None, :, :].mT[:, :, :3], "element")[0].flatten(1)
+        linear = nn.Linear(24, 6)
+        linear.load_state_dict({"weight": convolution.weight.flatten(1), "bias": convolution.bias})
+        return run(linear, x[:3].t().reshape(1, 24), "element")[0]
+
+    torch.testing.assert_close(kernel(as_linear=False), kernel(as_linear=True), rtol=1e-5, atol=1e-6)
+
+
 def check_blocks_of_8_bit_state(world):
     """Equal bits however many ranks there are; where a shard would cut a block every rank says so, and goes on."""
     def run(plan, mesh=None):
