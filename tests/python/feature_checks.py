@@ -155,6 +155,23 @@ def check_micro_batches(world):
         torch.testing.assert_close(full(p.grad), 3 * g, rtol=1e-5, atol=1e-6)
 
 
+def check_a_module_called_outside_of_its_unit(world):
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+
+    def run(*units):
+        torch.manual_seed(5)
+        model = models.Conditioned()
+        for unit in units:
+            fully_shard(model.get_submodule(unit))
+        model(x).square().mean().backward()
+        return [full(p.grad) for p in model.parameters()]
+
+    for got, wanted in zip(run("blocks.0.embed", "blocks.0", "blocks.1", ""), run()):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    if world.size > 1:
+        expect_error(RuntimeError, ["(4, 3)", "whole only while its unit runs"], lambda: run("blocks.0", "blocks.1", ""))
+
+
 def check_divide_factor_and_ignored_parameters(world):
     model, tokens = decoder(), own_tokens()
     plain = gradients(model)
