@@ -60,7 +60,7 @@ def module(name: str):
 
 
 class Examples(unittest.TestCase):
-    def trained(self, name: str, ranks: int, falls_to: float, *options: str, steps: int = 30) -> str:
+    def trained(self, name: str, ranks: int, falls_to: float, *options: str, steps: int = 20) -> str:
         """Runs the script. Its loss must fall, to the part `falls_to` of what it was or below."""
         out = run(name, ranks, f"--steps={steps}", *options)
         self.assertIn(f"on {ranks} rank(s)", out)
@@ -109,7 +109,7 @@ class Examples(unittest.TestCase):
         torch.testing.assert_close((again + 1) * 127.5, drawn.float() + 0.5, atol=0.6, rtol=0)
 
     def test_alone_in_bf16(self):
-        self.trained("gpt2", 1, 0.75, "--batch=8", f"--sequence={SEQUENCE}", "--format=bf16", steps=20)
+        self.trained("gpt2", 1, 0.75, "--batch=8", f"--sequence={SEQUENCE}", "--format=bf16")
 
 
 def load(model, folder: str) -> None:
