@@ -169,7 +169,8 @@ def check_a_module_called_outside_of_its_unit(world):
     for got, wanted in zip(run("blocks.0.embed", "blocks.0", "blocks.1", ""), run()):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
     if world.size > 1:
-        expect_error(RuntimeError, ["(4, 3)", "whole only while its unit runs"], lambda: run("blocks.0", "blocks.1", ""))
+        expect_error(RuntimeError, ["(4, 3)", "whole only while its unit runs"],
+                     lambda: run("blocks.0", "blocks.1", ""))
 
 
 def check_divide_factor_and_ignored_parameters(world):
