@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from . import _C
 from ._ranks import ranks_of, shard_mesh
@@ -110,9 +111,13 @@ def unit_of(param: torch.Tensor) -> "Unit | None":
     return getattr(param, _UNIT, None)
 
 
-def kind_of(module: nn.Module) -> str:
+def kind_of(param: nn.Parameter, module: nn.Module) -> str:
     """The planner's kind of a weight that its shape does not tell."""
-    return "embedding" if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) else ""
+    if param.dim() == 2 and isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        return "embedding"
+    if param.dim() == 3 and param.shape[0] > 1 and not isinstance(module, _Convolution):
+        return "expert"  # one matrix per expert, as mixtures of experts hold them
+    return ""
 
 
 def successor_of(param: nn.Parameter) -> "tuple[Unit, Slot] | None":
@@ -127,7 +132,7 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
         found: whole parameter, all references to it inside the unit, name inside the unit.
     """
     rank = unit.shards.get_local_rank()
-    kinds = [kind_of(places[0][0]) if param.dim() == 2 else "" for param, places, _ in found]
+    kinds = [kind_of(param, places[0][0]) for param, places, _ in found]
     parts = parts_of(unit.parts, [name for _, _, name in found])
     intervals = plan_intervals(unit, [spec_of(n, p.shape, k, q) for (p, _, n), k, q in zip(found, kinds, parts)])
     for (param, places, name), kind, part, runs in zip(found, kinds, parts, intervals):

@@ -79,7 +79,9 @@ def as_replicate(func, args: tuple, kwargs: dict):
     mesh = next(t.device_mesh for t in tensors if isinstance(t, DTensor))
     for t in tensors:
         if t.device_mesh != mesh if isinstance(t, DTensor) else t.numel() != 1:
-            raise RuntimeError(f"{func}: {describe(t)} among tensors on {mesh}; distribute it there first")
+            raise RuntimeError(f"{func}: {describe(t)} among tensors on {mesh}; distribute it there first. (A "
+                               "parameter that fully_shard took is whole only while its unit runs: a module that is "
+                               "called outside of its unit's forward wants fully_shard of its own)")
     # On plain tensors: every operation is there, also those that DTensor has no rule for.
     args, kwargs = exchange(DTensor, whole_of, args, kwargs)
     out = func(*args, **kwargs)

@@ -154,6 +154,24 @@ def check_micro_batches(world):
         torch.testing.assert_close(full(p.grad), 3 * g, rtol=1e-5, atol=1e-6)
 
 
+def check_a_module_called_outside_of_its_unit(world):
+    x = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+
+    def run(*units):
+        torch.manual_seed(5)
+        model = models.Conditioned()
+        for unit in units:
+            fully_shard(model.get_submodule(unit))
+        model(x).square().mean().backward()
+        return [full(p.grad) for p in model.parameters()]
+
+    for got, wanted in zip(run("blocks.0.embed", "blocks.0", "blocks.1", ""), run()):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+    if world.size > 1:
+        expect_error(RuntimeError, ["(4, 3)", "whole only while its unit runs"],
+                     lambda: run("blocks.0", "blocks.1", ""))
+
+
 def check_divide_factor_and_ignored_parameters(world):
     model, tokens = decoder(), own_tokens()
     plain = gradients(model)
@@ -267,6 +285,80 @@ def check_optimizers_of_the_engine(world):
         whole = run(lambda p: make(p, lr=1e-2), True, {"block": "matrix"})
         for n in cut:
             torch.testing.assert_close(cut[n], whole[n], rtol=0, atol=0)
+
+
+def check_schedules_from_and_to_zero(world):
+    """A learning rate of 0 in all groups hides their ratios; what they are in other steps stays right."""
+    def run(make, shard, length=4):
+        model = decoder(shard)
+        *others, last = model.parameters()
+        opt = make([{"params": others, "lr": 1e-2}, {"params": [last], "lr": 5e-3, "weight_decay": 0.0}])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: (0, 1, 0.5, 0)[step])
+        for step in range(length):
+            model(TOKENS + step).square().mean().backward()
+            opt.step()
+            if step + 1 < length:
+                scheduler.step()
+            opt.zero_grad()
+        return [full(p.detach()) for p in model.parameters()]
+
+    for got, wanted in zip(run(lambda g: optim.AdamW(g, weight_decay=0.1), True),
+                           run(lambda g: torch.optim.AdamW(g, weight_decay=0.1), False)):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+    # The first group rests, the others learn.
+    model = decoder()
+    first, *others = model.parameters()
+    before = full(first.detach()).clone()
+    opt = optim.SGD([{"params": [first], "lr": 0.0}, {"params": others}], lr=1e-2)
+    model(TOKENS).square().mean().backward()
+    opt.step()
+    torch.testing.assert_close(full(first.detach()), before, rtol=0, atol=0)
+    assert all(p.grad is None for p in others)
+
+
+class Experts(nn.Module):
+    """Matrices in one tensor, [experts, out, in], or each in a parameter of its own."""
+
+    def __init__(self, matrices, fused):
+        super().__init__()
+        if fused:
+            self.weight = nn.Parameter(matrices.clone())
+        else:
+            self.weight = nn.ParameterList(m.clone() for m in matrices)
+
+    def forward(self, x):
+        return sum((x @ m.t()).square().mean() for m in self.weight)
+
+
+def check_fused_experts_are_matrices_to_muon(world):
+    """The same as if each expert's matrix were a parameter; a kernel of a convolution is one matrix."""
+    matrices = torch.randn(4, 6, 8, generator=torch.Generator().manual_seed(3))
+    x = torch.randn(5, 8, generator=torch.Generator().manual_seed(world.rank))
+
+    def run(module, x, block):
+        fully_shard(module, plan=dovetail.Plan(block=block))
+        opt = optim.Muon(module.parameters(), lr=0.1)
+        for _ in range(2):
+            module(x).square().mean().backward()
+            opt.step()
+        return [full(p.detach()) for p in module.parameters()]
+
+    alone = run(Experts(matrices, fused=False), x, "matrix")
+    for block in ("element", "expert", "matrix"):
+        fused, = run(Experts(matrices, fused=True), x, block)
+        torch.testing.assert_close(fused, torch.stack(alone), rtol=1e-5, atol=1e-6)
+
+    def kernel(as_linear):
+        torch.manual_seed(4)
+        convolution = nn.Conv1d(8, 6, 3)
+        if not as_linear:
+            return run(convolution, x[None, :, :].mT[:, :, :3], "element")[0].flatten(1)
+        linear = nn.Linear(24, 6)
+        linear.load_state_dict({"weight": convolution.weight.flatten(1), "bias": convolution.bias})
+        return run(linear, x[:3].t().reshape(1, 24), "element")[0]
+
+    torch.testing.assert_close(kernel(as_linear=False), kernel(as_linear=True), rtol=1e-5, atol=1e-6)
 
 
 def check_blocks_of_8_bit_state(world):

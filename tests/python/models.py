@@ -19,6 +19,26 @@ class Mlp(nn.Module):
         return self.norm(x) * self.scale
 
 
+class Conditioned(nn.Module):
+    """Its forward calls a module of its first block once more, as DiT's does."""
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.out = nn.Linear(3, 5), nn.Linear(5, 5)
+
+        def forward(self, x):
+            return self.out(torch.tanh(self.embed(x)))
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(self.Block() for _ in range(2))
+        self.scale = nn.Parameter(torch.ones(5))
+
+    def forward(self, x):
+        return sum(block(x) for block in self.blocks) * self.blocks[0].embed(x) * self.scale
+
+
 class Convolutions(nn.Module):
     """With batch norm, whose buffers each rank keeps."""
 
