@@ -16,18 +16,18 @@ class Parity(ranks.Checks):
     """With torch's own fully_shard."""
 
     def test_one_rank(self):
-        self.on(1, parity_checks)
+        self.on(1, parity_checks, huggingface_checks)
 
     def test_two_ranks(self):
-        self.on(2, parity_checks)
+        self.on(2, parity_checks, huggingface_checks)
 
     def test_four_ranks(self):
-        self.on(4, parity_checks)
+        self.on(4, parity_checks, huggingface_checks)
 
 
 class Face(ranks.Checks):
     def test_two_ranks(self):
-        self.on(2, case_checks, feature_checks, huggingface_checks)
+        self.on(2, case_checks, feature_checks)
 
     def test_four_ranks(self):
         self.on(4, case_checks, feature_checks)
