@@ -6,40 +6,31 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 import unittest
 
 import case_checks
-import degrees_checks
 import feature_checks
 import huggingface_checks
-import operation_checks
 import parity_checks
 import ranks
-import state_checks
 
 
 class Parity(ranks.Checks):
     """With torch's own fully_shard."""
 
     def test_one_rank(self):
-        self.on(1, parity_checks)
+        self.on(1, parity_checks, huggingface_checks)
 
     def test_two_ranks(self):
-        self.on(2, parity_checks)
+        self.on(2, parity_checks, huggingface_checks)
 
     def test_four_ranks(self):
-        self.on(4, parity_checks)
+        self.on(4, parity_checks, huggingface_checks)
 
 
 class Face(ranks.Checks):
     def test_two_ranks(self):
-        self.on(2, case_checks, feature_checks, huggingface_checks)
+        self.on(2, case_checks, feature_checks)
 
     def test_four_ranks(self):
         self.on(4, case_checks, feature_checks)
-
-    def test_degrees_on_two_ranks(self):
-        self.on(2, degrees_checks, operation_checks, state_checks)
-
-    def test_degrees_on_four_ranks(self):
-        self.on(4, degrees_checks, operation_checks, state_checks)
 
 
 if __name__ == "__main__":

@@ -2,18 +2,17 @@
 
 import torch
 import transformers
-from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from common import full
-from dovetail import fully_shard
+from training import Case, on_every_path, tokens
 
 transformers.logging.set_verbosity_error()
+SIZES = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,
+         "max_position_embeddings": 32}
 
 
 def llama():
-    return transformers.LlamaForCausalLM(transformers.LlamaConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=32))
+    return transformers.LlamaForCausalLM(transformers.LlamaConfig(intermediate_size=64, num_hidden_layers=3, **SIZES))
 
 
 def gpt2():  # head and embedding share their weight
@@ -23,49 +22,24 @@ def gpt2():  # head and embedding share their weight
 
 def mixtral():
     return transformers.MixtralForCausalLM(transformers.MixtralConfig(
-        vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, num_local_experts=4, num_experts_per_tok=2, max_position_embeddings=32))
+        intermediate_size=48, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, **SIZES))
 
 
-def blocks_of(model):
-    return list(model.transformer.h if hasattr(model, "transformer") else model.model.layers)
+def case(make, blocks, **more) -> Case:
+    return Case(make, tokens(96, 2, 16), lambda model, x: model(input_ids=x, labels=x, use_cache=False).loss, blocks,
+                **more)
 
 
-def train(make, shard, rank, steps=10):
-    torch.manual_seed(11)
-    model = make()
-    model.train()
-    for block in blocks_of(model):
-        shard(block)
-    shard(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    losses = []
-    for step in range(steps):
-        tokens = torch.randint(0, 96, (2, 16), generator=torch.Generator().manual_seed(100 * step + rank))
-        loss = model(input_ids=tokens, labels=tokens, use_cache=False).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    return model, losses
-
-
-def compare(make, rank):
-    ours, losses = train(make, fully_shard, rank)
-    theirs, expected = train(make, torch_fully_shard, rank)
-    for a, b in zip(losses, expected):
-        assert abs(a - b) <= 1e-5 * abs(b), (losses, expected)
-    others = dict(theirs.named_parameters())
-    for name, p in ours.named_parameters():
-        q = full(others[name].detach())
-        difference = (full(p.detach()) - q).norm() / q.norm().clamp_min(1e-6)
-        assert difference <= 1e-5, (name, float(difference))
-    return ours
+def without_bias_of_keys(name, weight):
+    """Softmax takes it away: its gradient is nothing but rounding, of which Adam makes whole steps (1e-4 to 0.4)."""
+    if not name.endswith("c_attn.bias"):
+        return weight
+    query, _, value = weight.chunk(3)
+    return torch.cat((query, value))
 
 
 def check_llama(world):
-    model = compare(llama, world.rank)
+    model = on_every_path(case(llama, lambda m: list(m.model.layers)), world.rank).model
     # Generation gathers unit by unit and gives the same tokens as one process.
     single = llama()
     single.load_state_dict({n: full(p.detach()) for n, p in model.state_dict().items()})
@@ -76,8 +50,8 @@ def check_llama(world):
 
 
 def check_gpt2(world):
-    compare(gpt2, world.rank)
+    on_every_path(case(gpt2, lambda m: list(m.transformer.h), compared=without_bias_of_keys), world.rank)
 
 
 def check_mixtral(world):
-    compare(mixtral, world.rank)
+    on_every_path(case(mixtral, lambda m: list(m.model.layers)), world.rank)

@@ -20,7 +20,7 @@ TIMEOUT = timedelta(seconds=20)
 
 
 def run(checks, ranks: int) -> dict[str, str]:
-    """Runs every check(world) on `ranks` processes. Returns name -> "" or what went wrong, of the worst rank."""
+    """Runs every check(world) on `ranks` processes. Returns module.name -> "" or what went wrong, of the worst rank."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = ([(c.__module__, c.__name__) for c in checks], ranks, folder)
         context = mp.start_processes(_rank, arguments, ranks, join=False, start_method="spawn")
@@ -30,12 +30,12 @@ def run(checks, ranks: int) -> dict[str, str]:
         for rank in range(ranks):
             file = pathlib.Path(folder, f"{rank}.json")
             mine = json.loads(file.read_text()) if file.exists() else {}
-            for check in checks:
-                said = mine.get(check.__name__, "did not run")
+            for name in (f"{c.__module__}.{c.__name__}" for c in checks):
+                said = mine.get(name, "did not run")
                 if said:
                     said = f"rank {rank} of {ranks}: {said}"
-                if not results.get(check.__name__) or said and _lost(results[check.__name__]) and not _lost(said):
-                    results[check.__name__] = said
+                if not results.get(name) or said and _lost(results[name]) and not _lost(said):
+                    results[name] = said
     return results
 
 
@@ -89,6 +89,7 @@ def _rank(rank: int, names: list, size: int, folder: str) -> None:
     verdicts = dist.FileStore(os.path.join(folder, "verdicts"), size)
     for module, name in names:
         check = getattr(sys.modules[module] if module in sys.modules else __import__(module), name)
+        name = f"{module}.{name}"
         if "dovetail._ranks" in sys.modules:
             sys.modules["dovetail"].set_deadline(60)
         torch.manual_seed(7)
@@ -99,7 +100,7 @@ def _rank(rank: int, names: list, size: int, folder: str) -> None:
         except BaseException:
             results[name] = traceback.format_exc()
         if rank == 0 and os.environ.get("RANKS_VERBOSE"):
-            print(f"{size} ranks  {name:40} {time.monotonic() - start:6.2f} s", flush=True)
+            print(f"{size} ranks  {name:70} {time.monotonic() - start:6.2f} s", flush=True)
         pathlib.Path(folder, f"{rank}.json").write_text(json.dumps(results))
         # A check that fails on some ranks only leaves collectives half done: nothing after it would mean anything.
         verdicts.set(f"{name}/{rank}", "failed" if results[name] else "passed")
