@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 benchmarks/python_bench.py --system dovetail_py_peer --size S --out results.jsonl
 
-Systems: dovetail_py with _peer for shared memory (else Gloo), _bf16 for bf16 passes, _torch for torch's fused AdamW
-instead of dovetail.optim's. Figures are taken as the rivals' script and step_bench take theirs.
+Systems: dovetail_py with _peer for shared memory (else Gloo), _bf16 for bf16 passes, _linear for linears that write their
+gradients, _torch for torch's fused AdamW instead of dovetail.optim's. Figures are taken as the rivals' script and step_bench take theirs.
 """
 
 import argparse
@@ -76,6 +76,8 @@ peer = "peer" in A.system
 base = proportional() if peer else status("VmRSS")
 
 model = build(A.size, A.seq)
+if "linear" in A.system:
+    dovetail.nn.swap_linears(model)
 how = {"comm": "peer" if peer else "c10d"}
 if "bf16" in A.system:
     how["mp_policy"] = dovetail.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

@@ -13,9 +13,10 @@ namespace dovetail::engine_detail {
 void ShardGroup::open_gradient() {
   DT_CHECK(gradient_state_ == GradientState::closed, "the gradient of {} is open already", title());
   // Kernels write the shard itself where it is the whole gradient in their format and holds nothing of this step yet.
-  direct_ = context_.degrees().zero2 == 1 && !gradient_valid_ && !sums_onto_complete() && context_.gradient_factor == 1 &&
-            std::all_of(segments_.begin(), segments_.end(),
-                        [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
+  const bool plain = std::all_of(segments_.begin(), segments_.end(),
+                                 [](const GroupSegment& s) { return s.format.gradient == DType::f32; });
+  direct_ = plain && context_.degrees().zero2 == 1 && !gradient_valid_ && !sums_onto_complete() &&
+            context_.gradient_factor == 1;
   if (!direct_) gradient_slot_ = context_.pool->acquire(slot_bytes_.gradient);
   for (GroupParameter& p : parameters_) p.contributions = 0;
   sparse_ = false;

@@ -31,7 +31,7 @@ def main() -> None:
     optimizer = dovetail.optim.Muon(model.parameters(), lr=2e-2, weight_decay=0.1)
 
     training.train_on_text(model, optimizer, args)
-    training.save(args.save, model)
+    training.save(args.save, model, optimizer)
     dist.destroy_process_group()
 
 

@@ -30,7 +30,7 @@ def main() -> None:
     optimizer = dovetail.optim.AdamW(model.parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
     training.train_on_text(model, optimizer, args)
-    training.save(args.save, model)
+    training.save(args.save, model, optimizer)
     dist.destroy_process_group()
 
 
