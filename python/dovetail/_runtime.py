@@ -17,7 +17,7 @@ from ._unit import Unit, main_values
 from .ragged import local_elements, sharded_tensor
 
 _worlds: dict = {}
-_count = itertools.count()
+_counts: dict = {}  # per list of ranks: those outside of it make no such world, and do not count it
 _deadline = 300.0
 
 
@@ -34,8 +34,8 @@ def world_of(mesh, comm: str) -> "_C.Group":
     key = (id(mesh.get_group()), comm)
     if key not in _worlds:
         store = dist.distributed_c10d._get_default_store()
-        ranks = dist.get_process_group_ranks(mesh.get_group())
-        name = f"dovetail-{next(_count)}-{'.'.join(map(str, ranks))}"
+        ranks = ".".join(map(str, dist.get_process_group_ranks(mesh.get_group())))
+        name = f"dovetail-{next(_counts.setdefault(ranks, itertools.count()))}-{ranks}"
         _worlds[key] = (mesh.get_group(),
                         _C.make_world(store, mesh.get_local_rank(), mesh.size(), name, comm, _deadline))
     return _worlds[key][1]
