@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ._mistakes import mark_emptied, refuse_unset, refuse_whole_tensors, warn_of_strangers, watch_optimizers
 from ._runtime import Runtime
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
 from .plan import Plan
@@ -84,11 +85,14 @@ def fully_shard(
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy), comm, reshard_after_forward)
     plan.options(mesh.size(), unit.format)  # refuses what cannot be
+    unit.ignored = list(ignored_params or ())
     shard_parameters(unit, _take_parameters(unit, ignored_params or set()))
+    watch_optimizers()
     for m in modules:
         setattr(m, _STATE, unit)
         m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
                                     with_kwargs=True)
+        m.register_load_state_dict_pre_hook(refuse_whole_tensors)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
                                 always_call=True)
         cls = type(m)
@@ -185,7 +189,10 @@ def _start(unit: Unit) -> None:
             raise RuntimeError(f"{path}: its forward ran as a root of its own before; run the outermost module first")
         u.name = path
         units.append(u)
-    Runtime(units + [unit])
+    units.append(unit)
+    refuse_unset(root, unit)
+    warn_of_strangers(root, units)
+    Runtime(units)
 
 
 def _before_forward(unit: Unit, module: nn.Module, args, kwargs):
@@ -227,6 +234,12 @@ class FSDPModule:
         super()._apply(fn, *args, **kwargs)
         for runtime in runtimes:
             runtime.take_over()
+        return self
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> nn.Module:
+        """As of any module. What is not written to before the first forward is an error there, not used."""
+        super().to_empty(device=device, recurse=recurse)
+        mark_emptied(self)
         return self
 
     def _unit(self) -> Unit:

@@ -60,6 +60,7 @@ class Unit:
     comm: str
     reshard_after_forward: bool | None
     slots: list[Slot] = field(default_factory=list)
+    ignored: list[nn.Parameter] = field(default_factory=list)  # that the user asked to leave alone
     runtime: "object | None" = None  # of the root that this unit belongs to, from its first forward on
     index: int = -1                  # of the unit in it
     name: str = ""
