@@ -13,6 +13,7 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
 from ._runtime import STATE, Runtime, start
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
 from .plan import Heads, Nodes, Plan
@@ -95,16 +96,19 @@ def fully_shard(
     stored = next((p.dtype for m in modules for p in m.parameters() if main_dtype is not None), None)
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy, stored), comm, reshard_after_forward,
                 units or {}, main_dtype)
+    unit.ignored = list(ignored_params or ())
     found = _take_parameters(unit, ignored_params or set())
     names = [name for _, _, name in found]
     for pattern in unit.parts:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"units: {pattern!r}: wanted a pattern of some of {names}")
     shard_parameters(unit, found)
+    watch_optimizers()
     for m in modules:
         setattr(m, STATE, unit)
         m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
                                     with_kwargs=True)
+        m.register_load_state_dict_pre_hook(refuse_whole_tensors)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
                                 always_call=True)
         cls = type(m)
@@ -258,6 +262,12 @@ class FSDPModule:
         super()._apply(fn, *args, **kwargs)
         for runtime in runtimes:
             runtime.take_over()
+        return self
+
+    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> nn.Module:
+        """As of any module. What is not written to before the first forward is an error there, not used."""
+        super().to_empty(device=device, recurse=recurse)
+        mark_emptied(self)
         return self
 
     def _unit(self) -> Unit:

@@ -12,7 +12,7 @@ from . import _C
 
 _worlds: dict = {}
 _meshes: dict = {}
-_count = itertools.count()
+_counts: dict = {}  # per list of ranks: those outside of it make no such world, and do not count it
 _deadline = 300.0
 
 
@@ -41,7 +41,8 @@ def world_of(mesh: DeviceMesh, comm: str) -> "_C.Group":
     key = (id(default), ranks, comm)
     if key not in _worlds:
         store = dist.distributed_c10d._get_default_store()
-        name = f"dovetail-{next(_count)}-{'.'.join(map(str, ranks))}"
+        number = next(_counts.setdefault(ranks, itertools.count()))
+        name = f"dovetail-{number}-{'.'.join(map(str, ranks))}"
         # The group is kept so that no other gets its id.
         _worlds[key] = (default, _C.make_world(store, index_in(mesh), len(ranks), name, comm, _deadline))
     return _worlds[key][1]

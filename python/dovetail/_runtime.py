@@ -11,6 +11,7 @@ import torch.nn as nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
+from ._mistakes import refuse_unset, warn_of_strangers
 from ._ranks import ranks_of, world_of
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
 from .ragged import local_elements, sharded_tensor
@@ -29,7 +30,9 @@ def start(unit: Unit) -> None:
             raise RuntimeError(f"{path}: its forward ran as a root of its own before; run the outermost module first")
         u.name = path
         units.append(u)
-    Runtime(units + [unit])
+    units.append(unit)
+    warn_of_strangers(unit.modules[0], units)
+    Runtime(units)
 
 
 def runtime_of(params: Iterable[torch.Tensor], who: str) -> "Runtime":
@@ -78,6 +81,7 @@ class Runtime:
         self.units = units
         self.root = units[-1]
         self.accumulates = False   # room for whole gradients of micro-batches without communication
+        self.values_seen = False   # whether all memory that to_empty() made was written to
         self.syncs = True          # backward passes reduce
         self.completes = True      # and over replicas
         self.factor = float(len(ranks_of(self.root.mesh)))  # that sums over ranks are divided by
@@ -199,6 +203,9 @@ class Runtime:
         return tree_unflatten(flat, spec)
 
     def _root_begins(self) -> None:
+        if not self.values_seen:
+            refuse_unset(self.root.modules[0], self.root)
+            self.values_seen = True
         if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
             self.engine.zero_grad()
             self.grads_seen = False

@@ -68,6 +68,7 @@ class Unit:
     prefetch: int = 0                # units to be gathered ahead, as far as users have said
     shards: DeviceMesh = field(init=False)  # ranks of one copy of the main weights
     slots: list[Slot] = field(default_factory=list)
+    ignored: list[nn.Parameter] = field(default_factory=list)  # that the user asked to leave alone
     runtime: "object | None" = None  # of the root that this unit belongs to, from its first forward on
     index: int = -1                  # of the unit in it
     name: str = ""

@@ -6,10 +6,17 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 import unittest
 
 import case_checks
+import case_state_checks
+import compile_checks
 import feature_checks
 import huggingface_checks
+import mistake_checks
 import parity_checks
 import ranks
+import training_checks
+
+
+FACE = (case_checks, case_state_checks, feature_checks, mistake_checks, training_checks)
 
 
 class Parity(ranks.Checks):
@@ -27,10 +34,10 @@ class Parity(ranks.Checks):
 
 class Face(ranks.Checks):
     def test_two_ranks(self):
-        self.on(2, case_checks, feature_checks)
+        self.on(2, *FACE, compile_checks)
 
     def test_four_ranks(self):
-        self.on(4, case_checks, feature_checks)
+        self.on(4, *FACE)
 
 
 if __name__ == "__main__":
