@@ -58,7 +58,6 @@ void bind_plan(py::module_& m) {
       }))
       .def_readonly("name", &TensorSpec::name)
       .def_readonly("shape", &TensorSpec::shape)
-      .def_property_readonly("kind", [](const TensorSpec& t) { return std::string(name_of(t.kind)); })
       .def("set_heads", [](TensorSpec& t, int64_t heads, int dim) {
         t.heads = heads;
         t.heads_dim = dim;

@@ -68,8 +68,7 @@ class PythonOperation : public UpdateOp {
                                                          {view.row_stride, 1}, options)
                                          : at::from_blob(f.data, {view.place.columns}, options));
     }
-    object_->attr("_run")(*view.tensor, fields, view.place.first, view.unit, context.step, context.lr,
-                          context.grad_scale);
+    object_->attr("_run")(*view.tensor, fields, view.place.first, context.step, context.grad_scale);
   }
 
  private:
@@ -113,8 +112,7 @@ void bind_update(py::module_& m) {
         o.rules.decay_vectors = decay_vectors;
         o.rules.rules = std::move(rules);
       });
-  py::class_<UpdateOp, std::shared_ptr<UpdateOp>>(m, "UpdateOp")
-      .def("describe", &UpdateOp::describe);
+  py::class_<UpdateOp, std::shared_ptr<UpdateOp>>(m, "UpdateOp");
   m.def("make_optimizer", [](const OptimizerOptions& options, const std::vector<TensorSpec>& tensors) {
     std::vector<std::shared_ptr<UpdateOp>> ops;
     for (const auto& op : make_optimizer(options, tensors)) ops.push_back(std::const_pointer_cast<UpdateOp>(op));

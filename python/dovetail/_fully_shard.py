@@ -93,8 +93,8 @@ def fully_shard(
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
     if main_dtype not in (None, torch.float32):
         raise NotImplementedError(f"main_dtype: wanted torch.float32 or None, got {main_dtype}")
-    stored = next((p.dtype for m in modules for p in m.parameters() if main_dtype is not None), None)
-    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy, stored), comm, reshard_after_forward,
+    stored = _stored_format(modules) if main_dtype is not None else "fp32"
+    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
                 units or {}, main_dtype)
     unit.ignored = list(ignored_params or ())
     found = _take_parameters(unit, ignored_params or set())
@@ -119,7 +119,18 @@ def fully_shard(
     return module
 
 
-def _format_of(format: str | None, policy: MixedPrecisionPolicy, stored: torch.dtype | None) -> str:
+def _stored_format(modules: list[nn.Module]) -> str:
+    """That of the units below, or of the modules' own parameters."""
+    for m in (m for top in modules for m in top.modules()):
+        if isinstance(m, FSDPModule):
+            return m._unit().format
+        for p in m._parameters.values():
+            if p is not None and not isinstance(p, DTensor):
+                return "bf16" if p.dtype == torch.bfloat16 else "fp32"
+    return "fp32"
+
+
+def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str | None:
     named = {None: None, torch.float32: "fp32", torch.bfloat16: "bf16"}
     if policy.param_dtype not in named:
         raise ValueError(f"param_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.param_dtype}")
@@ -128,7 +139,7 @@ def _format_of(format: str | None, policy: MixedPrecisionPolicy, stored: torch.d
     asked = named[policy.param_dtype]
     if format and asked and format != asked:
         raise ValueError(f"format {format!r} and param_dtype {policy.param_dtype}: wanted the same of both")
-    return format or asked or ("bf16" if stored == torch.bfloat16 else "fp32")
+    return format or asked
 
 
 def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
@@ -268,6 +279,9 @@ class FSDPModule:
         """As of any module. What is not written to before the first forward is an error there, not used."""
         super().to_empty(device=device, recurse=recurse)
         mark_emptied(self)
+        for u in self._below(recurse=True):
+            if u.runtime is not None:
+                u.runtime.values_seen = False
         return self
 
     def _unit(self) -> Unit:
@@ -307,11 +321,12 @@ class FSDPModule:
         gradients, unless they are whole already (zero2=1).
         """
         runtime = self._at_root("set_requires_gradient_sync", recurse)
+        runtime.syncs = requires_gradient_sync
         if not requires_gradient_sync and not runtime.accumulates and runtime.root.options().zero2 > 1:
             runtime.accumulates = True
             runtime.rebuild()
-        runtime.syncs = requires_gradient_sync
-        runtime.engine.set_gradient_sync(requires_gradient_sync)
+        else:
+            runtime.engine.set_gradient_sync(requires_gradient_sync)
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
@@ -348,13 +363,7 @@ class FSDPModule:
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches
         without gathers. For the whole model, outside of passes. Collective."""
-        engine = self._at_root("set_reshard_after_backward", recurse).engine
-        if reshard_after_backward:
-            engine.release_all()
-        else:
-            engine.gather_all()
-        for u in self._below(recurse=True):  # between passes parameters are the sharded ones
-            u.show(runtime=False)
+        self._at_root("set_reshard_after_backward", recurse).keep_gathered(not reshard_after_backward)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Accepted: reductions are finished at the end of every backward pass."""

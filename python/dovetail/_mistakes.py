@@ -21,23 +21,28 @@ from ._unit import Unit, successor_of
 from .ragged import ShardedTensor
 
 _EMPTIED = "_dovetail_emptied"  # on a module: to_empty() has left its tensors without values
-_warned: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()
+_seen: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()  # optimizers, since the last fully_shard
 
 
 # Optimizers made before fully_shard.
 
-@functools.cache
 def watch_optimizers() -> None:
-    """From now on, whenever an optimizer steps, its parameters are looked at."""
+    """Every optimizer's parameters are looked at when it steps for the first time from now on."""
+    _seen.clear()
+    _register()
+
+
+@functools.cache
+def _register() -> None:
     register_optimizer_step_pre_hook(_warn_of_replaced_parameters)
 
 
 def _warn_of_replaced_parameters(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-    if optimizer in _warned:
+    if optimizer in _seen:
         return
+    _seen.add(optimizer)
     replaced = [p for group in optimizer.param_groups for p in group["params"] if successor_of(p) is not None]
     if replaced:
-        _warned.add(optimizer)
         warnings.warn(f"{type(optimizer).__name__}: {len(replaced)} of its parameters, the first of shape "
                       f"{tuple(replaced[0].shape)}, were replaced by fully_shard and are not trained by it: make the "
                       "optimizer after fully_shard", stacklevel=3)

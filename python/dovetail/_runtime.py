@@ -84,6 +84,7 @@ class Runtime:
         self.values_seen = False   # whether all memory that to_empty() made was written to
         self.syncs = True          # backward passes reduce
         self.completes = True      # and over replicas
+        self.stays_gathered = False  # all units, through all passes
         self.factor = float(len(ranks_of(self.root.mesh)))  # that sums over ranks are divided by
         self.engine: "_C.Engine | None" = None
         self.optimizer: "weakref.ref | None" = None  # of the optimizer whose operations the engine has
@@ -130,6 +131,7 @@ class Runtime:
         self.engine = _C.Engine(model, self.world, options, self.specs)
         self.engine.set_gradient_factor(1.0 / self.factor)
         self.engine.set_gradient_completion(self.completes)
+        self.engine.set_gradient_sync(self.syncs)
         self.engine.on_backward(_weakly(self._backward_begins), _weakly(self._backward_ends))
         for i, slot in enumerate(self.slots):
             slot.runtime._dovetail_sink = self.engine.sink(i)  # for dovetail.nn.Linear
@@ -137,6 +139,15 @@ class Runtime:
         self.grads_seen = False
         for u in self.units:
             u.runtime = self
+        if self.stays_gathered:
+            self.keep_gathered(True)
+
+    def keep_gathered(self, keep: bool) -> None:
+        """Whether all units stay gathered. Between passes parameters are the sharded ones in any case."""
+        self.stays_gathered = keep
+        (self.engine.gather_all if keep else self.engine.release_all)()
+        for u in self.units:
+            u.show(runtime=False)
 
     def _show(self) -> None:
         """Makes the engine's main weights and gradients the memory of the sharded parameters."""
@@ -160,14 +171,19 @@ class Runtime:
                     slot.param.grad = slot.gradient
 
     def rebuild(self) -> None:
-        """A new engine with the weights of this one, and the state of its optimizer."""
+        """A new engine with the weights of this one, and the state of its optimizer.
+
+        Raises:
+            RuntimeError: while there are gradients, which the new one would not have.
+        """
+        if any(slot.param.grad is not None for slot in self.slots):
+            raise RuntimeError("a call that makes the engine anew while parameters have gradients: wanted it before the "
+                               "first backward pass, or after zero_grad()")
         optimizer = self.optimizer and self.optimizer()
         state = optimizer and optimizer.taken_out()
         for slot in self.slots:
             local = slot.param._local_tensor
             local.data = local.detach().clone()
-            if slot.param.grad is slot.gradient:
-                slot.param.grad = None
         self.optimizer = None
         self.engine = None
         self._build()
@@ -247,6 +263,9 @@ class Runtime:
             slot.param.grad = None
 
     def _backward_ends(self) -> None:
+        if self.stays_gathered:
+            for u in self.units:
+                u.show(runtime=False)
         if not (self.syncs and self.completes):
             return
         for slot, has in zip(self.slots, self.engine.have_gradients()):

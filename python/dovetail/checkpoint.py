@@ -78,9 +78,9 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         training.optimizer = runtime.engine.describe_optimizer()
     elif optim is not None:
         training.optimizer = type(optim).__name__
-    groups = [{k: v for k, v in g.items() if k != "params"} for g in optim.param_groups] if optim else []
+    groups = [_options(g) for g in optim.param_groups] if optim else []
     try:
-        training.trainer = json.dumps({"python": {"groups": _plain(groups), "scalars": scalars, "extra": extra or {}}})
+        training.trainer = json.dumps({"python": {"groups": groups, "scalars": scalars, "extra": extra or {}}})
     except TypeError as error:
         raise ValueError(f"save_checkpoint: extra: wanted what JSON can hold: {error}") from None
     return _C.save_checkpoint(runtime.world, os.fspath(path), keep, entries, _aliases(runtime), training)
@@ -94,7 +94,8 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
 
     Args:
         model: the root module, sharded by fully_shard, of the same names and shapes.
-        optim: with the same state; None: weights and buffers only.
+        optim: with the same state; None: weights and buffers only. Options of its groups, such as the learning rate, are
+            those that were saved, where there are as many groups.
         path: one checkpoint, or a folder of checkpoints, of which the newest that is sound is taken.
 
     Raises:
@@ -109,9 +110,10 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
     if loaded is None:
         raise _C.FileError(f"{path}: wanted a checkpoint, found none")
     runtime.engine.state_was_loaded()
-    for name, buffer, copy in _buffers(model):
-        if copy is not buffer:
-            buffer.copy_(next(e for e in entries if (e.tensor, e.field) == (name, "buffer")).values.view(buffer.shape))
+    read = {e.tensor: e.values for e in entries if e.field == "buffer"}
+    for name, buffer in _buffers(model):
+        if read[name].data_ptr() != buffer.data_ptr():  # of another layout or dtype than is stored
+            buffer.copy_(read[name].view(buffer.shape))
     stored = json.loads(loaded.training.trainer).get("python", {})
     if optim is not None:
         _restore(optim, runtime, stored, loaded.training.step, scalars)
@@ -138,8 +140,9 @@ def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str,
     if not isinstance(optim, EngineOptimizer):
         state = [e for e in state if e.field == "weight"]
     first = index_in(runtime.root.mesh) == 0
-    for name, _, copy in _buffers(model):
-        state.append(_C.StateEntry(name, "buffer", list(copy.shape), 0, copy.view(-1), first))
+    for name, buffer in _buffers(model):
+        values = buffer.detach().to(_stored_dtype(buffer.dtype)).contiguous().view(-1)
+        state.append(_C.StateEntry(name, "buffer", list(buffer.shape), 0, values, first))
     scalars: dict[str, dict[str, float]] = {}
     if optim is not None and not isinstance(optim, EngineOptimizer):
         _init_optim_state(optim)  # of one that has made no step yet
@@ -158,14 +161,21 @@ def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str,
 
 
 def _buffers(model: nn.Module):
-    """(name, buffer, contiguous tensor of a stored dtype with its values) of persistent buffers."""
+    """(name, buffer) of persistent buffers."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is None or name in module._non_persistent_buffers_set:
                 continue
-            stored = buffer.dtype if buffer.dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64) else (
-                torch.float32 if buffer.dtype.is_floating_point else torch.int64)
-            yield ".".join(filter(None, (prefix, name))), buffer, buffer.detach().to(stored).contiguous()
+            yield ".".join(filter(None, (prefix, name))), buffer
+
+
+def _stored_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The format's own, or one that holds its values."""
+    if dtype in (torch.float32, torch.bfloat16, torch.uint8, torch.int64):
+        return dtype
+    if dtype in (torch.float64, torch.complex64, torch.complex128):
+        raise ValueError(f"checkpoint: wanted buffers whose values float32 or int64 holds, got one of {dtype}")
+    return torch.float32 if dtype.is_floating_point else torch.int64
 
 
 def _aliases(runtime: Runtime) -> list[tuple[str, str]]:
@@ -180,14 +190,10 @@ def _aliases(runtime: Runtime) -> list[tuple[str, str]]:
     return aliases
 
 
-def _plain(value):
-    if isinstance(value, torch.Tensor):
-        return value.item() if value.numel() == 1 else value.tolist()
-    if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    return value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+def _options(group: dict) -> dict:
+    """A group's options, as far as JSON holds them."""
+    plain = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items()}
+    return {k: v for k, v in plain.items() if isinstance(v, (bool, int, float, str, tuple, type(None)))}
 
 
 def _restore(optim, runtime: Runtime, stored: dict, step: int, scalars: dict) -> None:

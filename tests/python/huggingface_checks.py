@@ -4,7 +4,7 @@ import torch
 import transformers
 
 from common import full
-from training import Case, on_every_path, tokens
+from comparison import Case, on_every_path, tokens
 
 transformers.logging.set_verbosity_error()
 SIZES = {"vocab_size": 96, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2,

@@ -116,8 +116,15 @@ def check_operations_in_groups_and_in_order(world):
     for p, b in zip(vectors, before):
         torch.testing.assert_close(full(p.detach()), b, rtol=0, atol=0)
     assert all("velocity" in opt.state[p] and opt.state[p]["velocity"].shape == p.shape for p in matrices)
-    opt.operations[0].momentum = 0.0  # from the next step on
-    train(model, opt, steps=1)
+    # Other hyperparameters from the next step on, with the state so far.
+    model, plain = decoder(), decoder(shard=False)
+    opt = optim.Operations(model.parameters(), [HeavyBall(unit="matrix")], lr=0.1)
+    reference = torch.optim.SGD(plain.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(2):
+        got, wanted = train(model, opt, steps=2), train(plain, reference, steps=2)
+        opt.operations[0].momentum = reference.param_groups[0]["momentum"] = 0.5
+    for g, w in zip(got, wanted):
+        torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
 
 
 def check_operations_that_cannot_be(world):
@@ -188,15 +195,30 @@ def check_main_weights_of_a_bf16_module(world):
     assert seen[0] == (torch.bfloat16, torch.bfloat16)
     change = (full(weight.detach()) - before).abs()
     assert 0 < change.max() < 1e-4  # smaller than bf16 weights could take
+    # A root without parameters of its own computes as the units below it.
+    torch.manual_seed(6)
+    stack = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)).to(torch.bfloat16)
+    for layer in stack:
+        fully_shard(layer, main_dtype=torch.float32)
+    fully_shard(stack, main_dtype=torch.float32)
+    assert stack(torch.ones(2, 4)).dtype == torch.bfloat16
     expect_error(NotImplementedError, ["main_dtype"], lambda: fully_shard(nn.Linear(2, 2), main_dtype=torch.float16))
 
 
 def check_linears_that_write_their_gradients(world):
-    """Bits in fp32 are those of torch.nn.Linear; in bf16 within its rounding."""
+    """Those of torch.nn.Linear within rounding, and autograd makes no gradient of a weight."""
     for how, rtol, atol in (({}, 1e-5, 1e-6), ({"mp_policy": MixedPrecisionPolicy(torch.bfloat16)}, 5e-2, 2e-3)):
         def run(swap):
             model = decoder(swap=swap, **how)
             assert isinstance(model.blocks[0].up, dovetail.nn.Linear) == swap
+            with torch.no_grad():
+                model(TOKENS)
+            made = []
+            for slot in model._unit().runtime.slots:
+                slot.runtime.register_hook(lambda g, name=slot.name: made.append(name) if g is not None else None)
+            model(TOKENS).sum().backward()
+            assert ("up.weight" in made) != swap and "up.bias" in made and "norm.weight" in made, made
+            model.zero_grad()
             return train(model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9))
 
         for g, w in zip(run(True), run(False)):
@@ -220,10 +242,17 @@ def check_prefetch_that_users_name(world):
     model = decoder()
     model.blocks[0].set_modules_to_forward_prefetch([model.blocks[1], model.blocks[2]])
     model.blocks[2].set_modules_to_backward_prefetch([model.blocks[1]])
+    assert model.blocks[0]._unit().prefetch == 2
     expect_error(ValueError, ["Linear"], lambda: model.set_modules_to_forward_prefetch([nn.Linear(2, 2)]))
     opt = optim.AdamW(model.parameters(), lr=1e-2)
-    got = train(model, opt, steps=2)
+    train(model, opt, steps=2)
+    assert model._unit().runtime.prefetch == 2
+    model(TOKENS).sum().backward()
+    expect_error(RuntimeError, ["gradients", "zero_grad"],
+                 lambda: model.set_modules_to_forward_prefetch(list(model.blocks)))
+    model.zero_grad()
     model.set_modules_to_forward_prefetch(list(model.blocks))  # made anew, with the state
+    assert model._unit().runtime.prefetch == 3
     got = train(model, opt, steps=2)
     other = decoder()
     opt = optim.AdamW(other.parameters(), lr=1e-2)
@@ -239,8 +268,17 @@ def check_what_stays_gathered(world):
     model = decoder()
     opt = torch.optim.SGD(model.parameters(), lr=0.1)
     model.set_reshard_after_backward(False)
+    first = model.blocks[0]._unit()
     for i in range(3):
-        model((TOKENS + 7 * i) % 64).square().mean().backward()
+        loss = model((TOKENS + 7 * i) % 64).square().mean()
+        assert first.gathered  # until its backward, since the second change too
+        loss.backward()
+        assert first.gathered == (i < 2)
+        if i == 0:  # a new engine keeps what was set
+            model.zero_grad()
+            model.set_modules_to_forward_prefetch(list(model.blocks))
+            assert first.gathered
+            model(TOKENS).square().mean().backward()
         opt.step()
         opt.zero_grad()
         if i == 1:

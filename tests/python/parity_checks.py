@@ -1,4 +1,4 @@
-"""Small models trained with dovetail.fully_shard and with torch's: the same losses and weights, see training.BOUNDS."""
+"""Small models trained with dovetail.fully_shard and with torch's: the same losses and weights, see comparison.BOUNDS."""
 
 import torch
 import torch.nn as nn
@@ -6,7 +6,7 @@ import torch.nn.functional as F
 
 import dovetail
 import models
-from training import Case, adamw, compare, cross_entropy, next_token, on_every_path, sgd, tokens
+from comparison import Case, adamw, compare, cross_entropy, next_token, on_every_path, sgd, tokens
 
 
 def vectors(g):

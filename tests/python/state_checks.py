@@ -139,6 +139,20 @@ def check_options_that_change(world):
     for g, w in zip(got, wanted):
         torch.testing.assert_close(g, w, rtol=1e-4, atol=1e-5)
 
+    # A rate that is a small part of the first one, to the digits that fp32 has.
+    model = decoder()
+    slow, *others = model.parameters()
+    before = full(slow.detach()).clone()
+    opt = optim.SGD([{"params": others, "lr": 1.0}, {"params": [slow], "lr": 1.2345678e-6}])
+    (1e5 * model(TOKENS).square().sum()).backward()
+    change = 1.2345678e-6 * full(slow.grad)
+    opt.step()
+    assert change.abs().max() > 0.1
+    torch.testing.assert_close(before - full(slow.detach()), change, rtol=1e-5, atol=1e-6)  # roundings of weights
+    # What groups cannot differ in is refused.
+    opt = optim.AdamW([{"params": others}, {"params": [slow], "betas": (0.5, 0.9)}])
+    expect_error(ValueError, ["group 1", "betas", "0.5"], lambda: step(model, opt, 0))
+
 
 def check_checkpoints_of_the_trainers_format(world):
     for kind, (make, plan) in KINDS.items():

@@ -57,51 +57,52 @@ class EngineOptimizer(torch.optim.Optimizer):
         return runtime
 
     def _start_on(self, runtime: Runtime) -> None:
+        wanted = self._hyperparameters()
         runtime.engine.set_operations(self._operations(runtime))
         before = runtime.optimizer and runtime.optimizer()
         if before is not None:
             before.state.clear()
         runtime.optimizer = weakref.ref(self)
         self._runtime = runtime
-        self._applied = self._hyperparameters()
+        self._applied = wanted
         self._show_state()
 
     def _show_state(self) -> None:
         runtime = self._runtime
-        params = {spec.name: slot for spec, slot in zip(runtime.specs, runtime.slots)}
+        params = {spec.name: slot.param for spec, slot in zip(runtime.specs, runtime.slots)}
         entries = [e for e in runtime.engine.state() if e.field != "weight"]
-        whole = flat_mesh(runtime.root.mesh)
+        whole, shards = flat_mesh(runtime.root.mesh), runtime.root.shards
         everyone: list = [None] * whole.size()
-        mine = [(e.tensor, e.field, e.per_unit, e.elements) for e in entries]
-        dist.all_gather_object(everyone, mine, group=whole.get_group())
-        shards = runtime.root.shards
-        members = {r: i for i, r in enumerate(whole.mesh.tolist())}
-        replica = [members[r] for r in shards.mesh.tolist()]
+        dist.all_gather_object(everyone, [e.elements for e in entries if not e.per_unit], group=whole.get_group())
+        index = {r: i for i, r in enumerate(whole.mesh.tolist())}
+        replica = [index[r] for r in shards.mesh.tolist()]  # the ranks of `shards`, as numbers in `whole`
         self.state.clear()
-        held = {(e.tensor, e.field, e.elements): e.values for e in entries}
-        for tensor, field, per_unit, _ in mine:
-            if per_unit:
-                continue
-            runs = [next(run for t, f, _, run in everyone[r] if (t, f) == (tensor, field)) for r in replica]
-            entry = next(e for e in entries if (e.tensor, e.field) == (tensor, field))
-            self.state[params[tensor].param][field] = sharded_tensor(entry.values, shards, _closed(runs), entry.shape)
-        fields = sorted({(t, f) for theirs in everyone for t, f, per_unit, _ in theirs if per_unit})
-        for tensor, field in fields:
-            dtype = next(e for e in entries if (e.tensor, e.field) == (tensor, field)).values.dtype
-            holders: dict = {}
-            for r, theirs in enumerate(everyone):
-                for t, f, _, run in theirs:
-                    if (t, f) == (tensor, field) and run[0] < run[1]:
-                        holders.setdefault(run, []).append(r)
-            for number, run in enumerate(sorted(holders)):
+        # The same entries in the same order on every rank.
+        for number, entry in enumerate(e for e in entries if not e.per_unit):
+            runs = _closed(everyone[r][number] for r in replica)
+            self.state[params[entry.tensor]][entry.field] = sharded_tensor(entry.values, shards, runs, entry.shape)
+        self._show_units([e for e in entries if e.per_unit], params, whole, shards, replica)
+        self._show_step()
+
+    def _show_units(self, entries: list, params: dict, whole, shards, replica: list[int]) -> None:
+        """State per unit, held by owners alone: an entry of no elements for the field, then those of its units here."""
+        everyone: list = [None] * whole.size()
+        mine = {(e.tensor, e.field, e.elements): e.values for e in entries if e.values.numel()}
+        dist.all_gather_object(everyone, list(mine), group=whole.get_group())
+        holders: dict = {}
+        for r, units in enumerate(everyone):
+            for tensor, field, run in units:
+                holders.setdefault((tensor, field), {}).setdefault(run, []).append(r)
+        empty = {(e.tensor, e.field): e.values for e in entries if not e.values.numel()}
+        for (tensor, field), units in sorted(holders.items()):
+            for number, run in enumerate(sorted(units)):
                 # In each replica, or in one of them alone.
-                mesh, ranks = (shards, replica) if len(holders[run]) > 1 else (whole, list(range(whole.size())))
-                owner = next(r for r in holders[run] if r in ranks)
+                mesh, ranks = (shards, replica) if len(units[run]) > 1 else (whole, range(whole.size()))
+                owner = next(r for r in units[run] if r in ranks)
                 size = run[1] - run[0]
                 runs = [(0, size) if r == owner else (0, 0) for r in ranks]
-                values = held.get((tensor, field, run), torch.empty(0, dtype=dtype))
-                self.state[params[tensor].param][f"{field}.{number}"] = sharded_tensor(values, mesh, runs, [size])
-        self._show_step()
+                values = mine.get((tensor, field, run), empty[tensor, field])
+                self.state[params[tensor]][f"{field}.{number}"] = sharded_tensor(values, mesh, runs, [size])
 
     def _show_step(self) -> None:
         step = torch.tensor(float(self._runtime.engine.steps_done()))
@@ -166,7 +167,9 @@ class EngineOptimizer(torch.optim.Optimizer):
         for p, i in zip(order, ids):
             theirs = state_dict["state"].get(i, {})
             mine = self.state[p]
-            if theirs and set(theirs) != set(mine):
+            if not theirs and not p.requires_grad:
+                continue  # torch's keeps none of frozen parameters
+            if set(theirs) != set(mine):
                 raise ValueError(f"{who}.load_state_dict: parameter {i}: wanted fields {sorted(mine)}, got "
                                  f"{sorted(theirs)}")
             for field, value in theirs.items():
@@ -203,6 +206,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
 
 def _closed(runs) -> list[tuple[int, int]]:
+    """Empty runs as (0, 0)."""
     return [run if run[0] < run[1] else (0, 0) for run in runs]
 
 

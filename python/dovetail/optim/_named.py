@@ -8,7 +8,7 @@ from ._base import EngineOptimizer
 
 
 class _Named(EngineOptimizer):
-    """Groups may differ in ``lr`` and ``weight_decay``; every other option is that of the first group."""
+    """Groups may differ in ``lr`` and ``weight_decay``; every other option is the same in all groups."""
 
     _name = ""
 
@@ -20,18 +20,23 @@ class _Named(EngineOptimizer):
         options = _C.OptimizerOptions()
         options.name = self._name
         self._configure(options, self.param_groups[0])
-        (_, factors, _) = self._hyperparameters()
-        rules = [_C.ParameterRule(names[id(p)], *f) for group, f in zip(self.param_groups, factors)
+        rules = [_C.ParameterRule(names[id(p)], *factors) for group, factors in zip(self.param_groups, self._factors())
                  for p in group["params"]]
         options.set_rules(0.0, True, rules)
         return _C.make_optimizer(options, runtime.specs)
 
-    def _hyperparameters(self):
+    def _factors(self) -> list[tuple[float, float]]:
+        """Of each group, its learning rate as a part of _rate(), and its weight decay."""
         rate = self._rate()
-        # As written in fp32: the ratio of two rates that one schedule multiplies changes by rounding only.
-        factors = tuple((round(g["lr"] / rate, 7) if rate else 1.0, g["weight_decay"]) for g in self.param_groups)
-        own = {k: v for k, v in self.param_groups[0].items() if k not in ("params", "lr", "weight_decay", "initial_lr")}
-        return self._name, factors, own
+        # To the digits that fp32 has: the ratio of two rates that one schedule multiplies changes by rounding only.
+        return [(float(f"{g['lr'] / rate:.7g}") if rate else 1.0, g["weight_decay"]) for g in self.param_groups]
+
+    def _hyperparameters(self):
+        first, *others = ({k: g[k] for k in self.defaults if k not in ("lr", "weight_decay")} for g in self.param_groups)
+        for number, own in enumerate(others, 1):
+            if own != first:
+                raise ValueError(f"{type(self).__name__}: group {number}: wanted {first} as in the first group, got {own}")
+        return self._factors(), first
 
 
 class AdamW(_Named):

@@ -156,12 +156,12 @@ class _Adapter:
     def _cost(self, spec, rows: int, columns: int) -> float:
         return float(self.op.cost((rows, columns)))
 
-    def _run(self, spec, fields, first: int, unit: int, number: int, lr: float, grad_scale: float) -> None:
+    def _run(self, spec, fields, first: int, number: int, grad_scale: float) -> None:
         tensors = dict(fields)
         weight, grad = tensors.pop("weight"), tensors.pop("grad")
         if grad_scale != 1:
             grad = grad * grad_scale
-        group = self.groups.get(spec.name)
-        step = Step(number, group["lr"] if group else lr, group["weight_decay"] if group else 0.0)
+        group = self.groups[spec.name]
+        step = Step(number, group["lr"], group["weight_decay"])
         with torch.no_grad():
             self.op.run(Run(spec.name, tuple(spec.shape), first, weight, grad, tensors), step)
