@@ -70,6 +70,8 @@ std::vector<plan::GroupSpec> group_specs(const UnitModel& model, const std::vect
     plan::GroupSpec spec;
     spec.name = unit.name;
     spec.backward_needs_parameters = unit.backward_needs_parameters;
+    spec.format = unit.format;
+    spec.keep_after_forward = unit.keep_after_forward;
     for (const UnitParameter& p : unit.parameters) {
       spec.tensors.push_back(spec_of(p, hints));
       spec.needs.push_back(update_needs(spec.tensors.back(), ops));

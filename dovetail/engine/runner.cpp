@@ -15,10 +15,20 @@
 
 namespace dovetail::engine_detail {
 
+namespace {
+
+bool has_plain_bucket(const plan::Plan& plan) {
+  for (const plan::GroupPlan& group : plan.groups)
+    for (const plan::BucketPlan& bucket : group.buckets)
+      if (plan::format_named(bucket.format).is_plain(plan.options.main)) return true;
+  return false;
+}
+
+}  // namespace
+
 Runner::Runner(Context& context)
     : context_(context), in_place_(plan::shares_memory(context.plan, plan::RankGroup::gather)),
-      peers_read_main_(in_place_ &&
-                       plan::format_named(context.plan.options.format).is_plain(context.plan.options.main)) {
+      peers_read_main_(in_place_ && has_plain_bucket(context.plan)) {
   const int64_t count = std::ssize(context.plan.groups);
   for (int64_t g = 0; g < count; ++g) groups_.push_back(std::make_unique<ShardGroup>(context, g));
   runs_.resize(count);
@@ -338,6 +348,17 @@ void Runner::trim_pools() {
   if (scratch > 0) context_.scratch_pool->trim(scratch);
 }
 
+// The root's gradients, of embeddings and heads in most models, are whole at the end of backward only: until then their
+// pages would lie idle beside the activations.
+void Runner::trim_root() {
+  int64_t buffer = 0;
+  for (int64_t g = 0; g < std::ssize(groups_); ++g) {
+    const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
+    buffer = std::max({buffer, bytes.gather, root_is(g) ? 0 : bytes.gradient});
+  }
+  if (buffer > 0) context_.pool->trim(buffer);
+}
+
 // After more was gathered at once than a step ever does.
 void Runner::restore_pools() {
   if (context_.pool->in_use() == 0) context_.pool->restore();
@@ -368,6 +389,7 @@ void Runner::end_backward() {
   advance_reductions(/*last=*/true);
   finish_reductions(0);
   audit();
+  trim_root();
   if (sync_ && context_.completes_gradients) complete_gradients();
   end_pass();
   after_graph_ = failed_ = false;

@@ -84,6 +84,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void finish_reductions(size_t left);
   size_t most_in_flight() const;
   void trim_pools();
+  void trim_root();
   void restore_pools();
   void trace_backward(int64_t group);  // from here on; -1: none
   void audit() const;

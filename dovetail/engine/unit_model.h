@@ -34,6 +34,8 @@ struct ModelUnit {
   std::string name;                       // module path; "" for the root
   bool backward_needs_parameters = true;  // ops::UnitBase
   std::vector<UnitParameter> parameters;
+  std::string format = {};                      // plan::GroupSpec
+  std::optional<bool> keep_after_forward = {};  // plan::GroupSpec
   // Told when runtime parameters can be read from now on (true) and that they no longer can. May be null.
   std::function<void(bool gathered)> residence_changed = nullptr;
 };

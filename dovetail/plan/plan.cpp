@@ -79,7 +79,8 @@ bool keeps_after_forward(const PlanOptions& options, const std::vector<GroupSpec
   const bool has_root = groups.back().name.empty();
   const bool root = has_root && g + 1 == groups.size();
   const bool last = g + 1 + has_root == groups.size();
-  return root || last || !options.reshard_after_forward || options.degrees.zero3 == 1;
+  const bool by_place = root || last || !options.reshard_after_forward;
+  return options.degrees.zero3 == 1 || groups[g].keep_after_forward.value_or(by_place);
 }
 
 }  // namespace
@@ -101,12 +102,12 @@ void validate(const PlanOptions& o) {
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups) {
   validate(options);
   check_groups(groups);
-  const Format format = format_named(options.format);
   Plan plan{options, {}, {}};
   if (options.pending_reductions < 0)
     plan.options.pending_reductions = shares_memory(plan, RankGroup::reduce) ? 0 : 1;
   for (size_t g = 0; g < groups.size(); ++g) {
     const GroupSpec& spec = groups[g];
+    const Format format = format_named(spec.format.empty() ? options.format : spec.format);
     const int64_t first = std::ssize(plan.tensors);
     plan.tensors.insert(plan.tensors.end(), spec.tensors.begin(), spec.tensors.end());
     plan.groups.push_back({.name = spec.name,

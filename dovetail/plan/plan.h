@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -54,6 +55,8 @@ struct GroupSpec {
   std::vector<TensorSpec> tensors;
   bool backward_needs_parameters = true;  // false: its backward reads no parameter (an embedding)
   std::vector<UpdateNeeds> needs = {};    // per tensor; empty: none
+  std::string format = {};                // of its runtime parameters; empty: PlanOptions::format
+  std::optional<bool> keep_after_forward = {};  // none: by its place, see make_plan
   bool operator==(const GroupSpec&) const = default;
 };
 
@@ -79,12 +82,12 @@ struct Plan {
 };
 
 // Groups in forward order; the root group (may be empty of tensors), if any, last and named "". One bucket a
-// group, of the runtime format; each tensor's block is the lcm of its own (block_elements), the format's and the
+// group, of its runtime format; each tensor's block is the lcm of its own (block_elements), the format's and the
 // update's, or the whole tensor where that is larger. A group without tensors has one bucket without segments; a group
 // whose tensors have no elements has segments of size 0. Blocks and tensor numbers follow from the model and the
 // block kind alone; offsets and shard sizes depend on the degrees.
-// Kept after forward: the root group, the group before it (its backward comes next), all groups
-// unless reshard_after_forward, and all groups when zero3 == 1 (there is nothing to release).
+// Kept after forward, unless its spec says otherwise: the root group, the group before it (its backward comes next), all groups
+// unless reshard_after_forward. All groups in any case when zero3 == 1 (there is nothing to release).
 // Throws ConfigError naming the option, group or tensor.
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups);
 

@@ -24,10 +24,14 @@ void bind_engine(py::module_& m) {
         return UnitParameter{name, std::move(tensor), MainShard{std::move(shape), std::move(values)}};
       }));
   py::class_<ModelUnit>(m, "ModelUnit")
-      .def(py::init([](const std::string& name, std::vector<UnitParameter> parameters, py::object residence_changed) {
-        return ModelUnit{.name = name, .parameters = std::move(parameters),
-                         .residence_changed = callback<bool>(std::move(residence_changed))};
-      }));
+      .def(py::init([](const std::string& name, std::vector<UnitParameter> parameters, const std::string& format,
+                       std::optional<bool> keep_after_forward, py::object residence_changed) {
+             return ModelUnit{.name = name, .parameters = std::move(parameters), .format = format,
+                              .keep_after_forward = keep_after_forward,
+                              .residence_changed = callback<bool>(std::move(residence_changed))};
+           }),
+           py::arg("name"), py::arg("parameters"), py::arg("format"), py::arg("keep_after_forward"),
+           py::arg("residence_changed"));
 
   py::class_<UpdateParameter>(m, "UpdateParameter")
       .def_readonly("main", &UpdateParameter::main)

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
+from ._ranks import keep_track_of
 from ._runtime import STATE, Runtime, start
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
 from .plan import Heads, Nodes, Plan
@@ -46,13 +47,13 @@ def fully_shard(
         mesh: of the ranks that train together; None: all ranks of the default process group. 2-D: parameters are
             sharded over the second dimension and replicated over the first (HSDP).
         reshard_after_forward: whether whole parameters are given up between forward and backward; None: True, but for
-            the root. One value for all units below a root.
+            the root. The unit that ends the forward keeps them in any case, since backward begins with it.
         shard_placement_fn: refused: shards are runs of elements that the planner chooses, see ``plan``.
         mp_policy: dtypes of passes.
         offload_policy: main weights are on the CPU of a CPU mesh in any case.
         ignored_params: whole parameters that stay as they are; their gradients are not reduced.
         plan: degrees and blocks of sharding, the same for all units of a root.
-        format: of runtime parameters: "fp32" or "bf16"; None: as mp_policy.param_dtype says.
+        format: of the unit's runtime parameters: "fp32" or "bf16"; None: as mp_policy.param_dtype says.
         main_dtype: of main weights: torch.float32 or None, that of the parameters. With torch.float32 parameters of
             another dtype are kept as float32; a bfloat16 module then computes in bfloat16 unless told otherwise.
         units: what of the unit's parameters is a unit of update operations, by pattern of names within the module:
@@ -87,6 +88,7 @@ def fully_shard(
         if not dist.is_initialized():
             raise RuntimeError("fully_shard: wanted a process group; call torch.distributed.init_process_group() first")
         mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    keep_track_of(mesh)
     if mesh.ndim not in (1, 2):
         raise ValueError(f"mesh: wanted 1 dimension, or 2 of replicas and shards, got {mesh}")
     if mesh.device_type != "cpu":
@@ -349,8 +351,7 @@ class FSDPModule:
             unit.runtime.rebuild()
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Changes what fully_shard was given, outside of passes. For all units below the root, hence on the root; the
-        engine is made anew where it has run."""
+        """Changes what fully_shard was given, outside of passes. The engine is made anew where it has run."""
         if not isinstance(reshard_after_forward, bool):
             raise ValueError(f"set_reshard_after_forward: wanted a bool, got {type(reshard_after_forward).__name__}")
         units = self._below(recurse)
@@ -358,7 +359,7 @@ class FSDPModule:
         for u in units:
             u.reshard_after_forward = reshard_after_forward
         if changed and self._unit().runtime is not None:
-            self._at_root("set_reshard_after_forward", recurse).rebuild()
+            self._unit().runtime.rebuild()
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches

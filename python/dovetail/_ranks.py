@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import itertools
+import weakref
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -13,6 +14,7 @@ from . import _C
 _worlds: dict = {}
 _meshes: dict = {}
 _counts: dict = {}  # per list of ranks: those outside of it make no such world, and do not count it
+_seen: "weakref.WeakSet[DeviceMesh]" = weakref.WeakSet()
 _deadline = 300.0
 
 
@@ -32,6 +34,11 @@ def ranks_of(mesh: DeviceMesh) -> tuple[int, ...]:
 def index_in(mesh: DeviceMesh) -> int:
     """This rank's number among them."""
     return ranks_of(mesh).index(dist.get_rank())
+
+
+def keep_track_of(mesh: DeviceMesh) -> None:
+    """Of a mesh whose process groups are to be let go at the end of the process."""
+    _seen.add(mesh)
 
 
 def world_of(mesh: DeviceMesh, comm: str) -> "_C.Group":
@@ -72,6 +79,7 @@ def _mesh_of(ranks: tuple[int, ...]) -> DeviceMesh:
     if key not in _meshes:
         group = dist.new_group(list(ranks), use_local_synchronization=True)
         _meshes[key] = (default, DeviceMesh.from_group(group, "cpu"))
+        keep_track_of(_meshes[key][1])
     return _meshes[key][1]
 
 
@@ -81,4 +89,13 @@ def close_worlds() -> None:
     _meshes.clear()
 
 
-atexit.register(close_worlds)
+def _leave() -> None:
+    """At the end of the process. destroy_process_group() does not reach the groups that meshes hold: their threads
+    would still let tensors of the last operation go when the interpreter is gone, and abort the process."""
+    close_worlds()
+    for mesh in list(_seen):
+        for holder in (mesh, getattr(mesh, "_root_mesh", None)):
+            getattr(holder, "_pg_registry", {}).clear()
+
+
+atexit.register(_leave)

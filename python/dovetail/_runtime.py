@@ -95,22 +95,17 @@ class Runtime:
     def _build(self) -> None:
         root = self.root
         for u in self.units:
-            for what in ("mesh", "plan", "format", "comm"):
+            for what in ("mesh", "plan", "comm"):
                 if getattr(u, what) != getattr(root, what):
                     raise ValueError(f"fully_shard: {u.name or 'the root'}: wanted the {what} of the root, "
                                      f"{getattr(root, what)}, got {getattr(u, what)}")
         options = root.options()
         options.local_accumulation = self.accumulates
         self.prefetch = options.prefetch = max([options.prefetch] + [u.prefetch for u in self.units])
-        below = [u for u in self.units if u is not root]
-        reshards = {u.reshard_after_forward for u in below if u.reshard_after_forward is not None}
-        if len(reshards) > 1:
-            raise ValueError("reshard_after_forward: wanted one value for all units below a root, got True and False")
-        options.reshard_after_forward = reshards.pop() if reshards else True
-        compute = torch.bfloat16 if root.format == "bf16" else torch.float32
         model, self.specs, self.slots = [], [], []
         for index, u in enumerate(self.units):
             u.index = index
+            compute = torch.bfloat16 if u.format == "bf16" else torch.float32
             parameters = []
             for slot in u.slots:
                 if slot.runtime is None:
@@ -126,7 +121,8 @@ class Runtime:
                 parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
                 self.specs.append(spec_of(name, shape, slot.kind, slot.parts))
                 self.slots.append(slot)
-            model.append(_C.ModelUnit(u.name, parameters, _weakly(u.residence_changed)))
+            model.append(_C.ModelUnit(u.name, parameters, u.format, u.keep_after_forward(root),
+                                      _weakly(u.residence_changed)))
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, self.world, options, self.specs)
         self.engine.set_gradient_factor(1.0 / self.factor)

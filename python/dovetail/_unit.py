@@ -83,6 +83,13 @@ class Unit:
         """
         return self.plan.options(len(ranks_of(self.mesh)), self.format, self.mesh.size(self.mesh.ndim - 1))
 
+    def keep_after_forward(self, root: "Unit") -> bool | None:
+        """Whether it stays gathered until its backward. None: as the plan has it by its place, which keeps the root and
+        the unit that backward comes to next."""
+        if self.reshard_after_forward is False:
+            return True
+        return False if self.reshard_after_forward and self is root else None
+
     def residence_changed(self, gathered: bool) -> None:
         self.gathered = gathered
         self.show(runtime=gathered)

@@ -7,6 +7,7 @@
 #include <fstream>
 
 #include "dovetail/base/error.h"
+#include "dovetail/plan/bytes.h"
 #include "tests/plan/random_plan.h"
 
 namespace dovetail::plan {
@@ -34,6 +35,11 @@ PlanOptions small_options() {
   o.degrees = {4, 2, 2};
   o.alignment = 8;
   return o;
+}
+
+void check_plan_formats(const Plan& plan, const std::vector<std::string>& wanted) {
+  ASSERT_EQ(plan.groups.size(), wanted.size());
+  for (size_t g = 0; g < wanted.size(); ++g) EXPECT_EQ(plan.groups[g].buckets[0].format, wanted[g]) << g;
 }
 
 std::vector<bool> kept(const Plan& plan) {
@@ -115,6 +121,27 @@ TEST(Plan, WhatStaysGathered) {
   o.degrees = {4, 4, 1};
   EXPECT_THAT(kept(make_plan(o, small_model())), ElementsAre(true, true, true, true));
   EXPECT_THAT(kept(make_plan(small_options(), {{"", {}}})), ElementsAre(true));
+  std::vector<GroupSpec> told = small_model();
+  told[1].keep_after_forward = true;
+  told[2].keep_after_forward = false;
+  told[3].keep_after_forward = false;
+  EXPECT_THAT(kept(make_plan(small_options(), told)), ElementsAre(false, true, false, false));
+  EXPECT_THAT(kept(make_plan(o, told)), ElementsAre(true, true, true, true));  // zero3 == 1: nothing is released
+}
+
+TEST(Plan, FormatsOfGroups) {
+  std::vector<GroupSpec> model = small_model();
+  model[1].format = "bf16";
+  const Plan plan = make_plan(small_options(), model);
+  check_plan_formats(plan, {"fp32", "bf16", "fp32", "fp32"});
+  EXPECT_EQ(parse_plan(to_text(plan)), plan);
+  EXPECT_EQ(plan.groups[1].buckets[0].segments, make_plan(small_options(), small_model()).groups[1].buckets[0].segments);
+  // Half the bytes travel for that group alone.
+  const SentBytes mixed = sent_bytes(plan, 0, {});
+  const SentBytes single = sent_bytes(make_plan(small_options(), small_model()), 0, {});
+  EXPECT_EQ(single.gather_forward - mixed.gather_forward, 2 * plan.groups[1].buckets[0].segments[0].shard3);
+  model[1].format = "fp7";
+  EXPECT_THAT([&] { make_plan(small_options(), model); }, ThrowsMessage<ConfigError>(HasSubstr("fp7")));
 }
 
 TEST(Plan, BadInputIsNamed) {

@@ -14,9 +14,10 @@ import mistake_checks
 import parity_checks
 import ranks
 import training_checks
+import unit_checks
 
 
-FACE = (case_checks, case_state_checks, feature_checks, mistake_checks, training_checks)
+FACE = (case_checks, case_state_checks, feature_checks, mistake_checks, training_checks, unit_checks)
 
 
 class Parity(ranks.Checks):
