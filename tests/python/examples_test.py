@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from collections.abc import Mapping
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -32,9 +33,14 @@ def run(name: str, ranks: int, *options: str) -> str:
     command = [sys.executable, str(EXAMPLES / f"{name}.py"), *options]
     if ranks > 1:
         command[1:1] = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}"]
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUTF8": "1"}
+    return finish(command, os.environ)
+
+
+def finish(command: list[str], environment: Mapping[str, str], folder: str | None = None) -> str:
+    """What a command printed, in the folder. It must end with 0, in time."""
+    environment = {**environment, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUTF8": "1"}
     for _ in range(ATTEMPTS):
-        process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                    encoding="utf-8", preexec_fn=end_with_the_test)
         try:
             out, errors = process.communicate(timeout=SECONDS)
