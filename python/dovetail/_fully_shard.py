@@ -13,6 +13,7 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from ._arguments import check_placements, plan_and_reshard
 from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
 from ._runtime import STATE, Runtime, start
@@ -47,8 +48,10 @@ def fully_shard(
         mesh: of the ranks that train together; None: all ranks of the default process group. 2-D: parameters are
             sharded over the second dimension and replicated over the first (HSDP).
         reshard_after_forward: whether whole parameters are given up between forward and backward; None: True, but for
-            the root. The unit that ends the forward keeps them in any case, since backward begins with it.
-        shard_placement_fn: refused: shards are runs of elements that the planner chooses, see ``plan``.
+            the root. The unit that ends the forward keeps them in any case, since backward begins with it. A number of
+            ranks is ``Plan(zero3=...)``, for all units of a root.
+        shard_placement_fn: asked for every parameter, may answer None or Shard(0): shards are runs of elements that the
+            planner chooses, see ``plan``.
         mp_policy: dtypes of passes.
         offload_policy: main weights are on the CPU of a CPU mesh in any case.
         ignored_params: whole parameters that stay as they are; their gradients are not reduced.
@@ -79,11 +82,6 @@ def fully_shard(
             raise ValueError(f"fully_shard has been applied to this module already: {type(m).__name__}")
     if comm not in ("auto", "peer", "c10d"):
         raise ValueError(f'comm: wanted "auto", "peer" or "c10d", got {comm!r}')
-    if shard_placement_fn is not None:
-        raise NotImplementedError("shard_placement_fn: shards are runs of elements; wanted plan=Plan(block=...)")
-    if isinstance(reshard_after_forward, int) and not isinstance(reshard_after_forward, bool):
-        raise NotImplementedError("reshard_after_forward as a number of ranks: wanted plan=Plan(zero3=...), which "
-                                  "shards runtime parameters over so many ranks in both passes")
     if mesh is None:
         if not dist.is_initialized():
             raise RuntimeError("fully_shard: wanted a process group; call torch.distributed.init_process_group() first")
@@ -95,11 +93,15 @@ def fully_shard(
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
     if main_dtype not in (None, torch.float32):
         raise NotImplementedError(f"main_dtype: wanted torch.float32 or None, got {main_dtype}")
+    below = [(path, m._unit().plan) for top in modules for path, m in top.named_modules() if isinstance(m, FSDPModule)]
+    plan, reshard_after_forward = plan_and_reshard(plan, reshard_after_forward, mesh, below)
     stored = _stored_format(modules) if main_dtype is not None else "fp32"
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
                 units or {}, main_dtype)
     unit.ignored = list(ignored_params or ())
     found = _take_parameters(unit, ignored_params or set())
+    if shard_placement_fn is not None:
+        check_placements(shard_placement_fn, [(name, param) for param, _, name in found], mesh)
     names = [name for _, _, name in found]
     for pattern in unit.parts:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):

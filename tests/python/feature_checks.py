@@ -53,7 +53,6 @@ def check_what_cannot_be_is_refused(world):
     expect_error(RuntimeError, ["pickled"], lambda: pickle.dumps(model))
     expect_error(ValueError, ["already"], lambda: fully_shard(model))
     expect_error(ValueError, ["containers"], lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
-    expect_error(NotImplementedError, ["zero3"], lambda: fully_shard(nn.Linear(2, 2), reshard_after_forward=2))
     expect_error(ValueError, ["block", "rows"], lambda: fully_shard(nn.Linear(2, 2), plan=dovetail.Plan(block="rows")))
     expect_error(ValueError, ["nonsense"], lambda: fully_shard(nn.Linear(2, 2), comm="nonsense"))
     top_down = fully_shard(models.Mlp())
