@@ -94,8 +94,8 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
 
     Args:
         model: the root module, sharded by fully_shard, of the same names and shapes.
-        optim: with the same state; None: weights and buffers only. Options of its groups, such as the learning rate, are
-            those that were saved, where there are as many groups.
+        optim: with the same state; None: weights and buffers only. Options of its groups, such as the learning rate,
+            are those that were saved, where there are as many groups.
         path: one checkpoint, or a folder of checkpoints, of which the newest that is sound is taken.
 
     Raises:
@@ -151,7 +151,8 @@ def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str,
             for field, value in optim.state.get(slot.param, {}).items():
                 if isinstance(value, DTensor) and value.shape == slot.param.shape:
                     begin, _ = intervals_of(value)[runtime.root.shards.get_local_rank()]
-                    state.append(_C.StateEntry(spec.name, field, list(value.shape), begin, local_elements(value), writes))
+                    mine = local_elements(value)
+                    state.append(_C.StateEntry(spec.name, field, list(value.shape), begin, mine, writes))
                 elif isinstance(value, (int, float)) or isinstance(value, torch.Tensor) and value.numel() == 1:
                     scalars.setdefault(spec.name, {})[field] = float(value)
                 elif value is not None:

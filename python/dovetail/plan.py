@@ -15,7 +15,8 @@ class Heads:
 
     Attributes:
         count: of heads; divides the dimension.
-        dim: that they lie along: 0, runs of rows (q, k and v projections), or 1, runs of columns (the output projection).
+        dim: that they lie along: 0, runs of rows (q, k and v projections), or 1, runs of columns (the output
+            projection).
     """
 
     count: int

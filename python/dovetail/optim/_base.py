@@ -19,8 +19,8 @@ from ..sharded import runs_of, slice_run
 class EngineOptimizer(torch.optim.Optimizer):
     """An optimizer whose step runs on the engine.
 
-    `state` holds views of the engine's memory, as sharded tensors: a field per element has the parameter's shape, one per
-    block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
+    `state` holds views of the engine's memory, as sharded tensors: a field per element has the parameter's shape, one
+    per block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
     """
 
     def __init__(self, params, defaults: dict):
@@ -129,8 +129,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         runtime = self._bind()
         if not runtime.grads_seen:
             if any(p.grad is not None for g in self.param_groups if g["lr"] != 0 for p in g["params"]):
-                raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has made: "
-                                   "wanted loss.backward() before, and its gradients changed in place")
+                raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has "
+                                   "made: wanted loss.backward() before, and its gradients changed in place")
             return loss
         wanted = self._hyperparameters()
         if wanted != self._applied:

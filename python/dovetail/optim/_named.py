@@ -32,10 +32,12 @@ class _Named(EngineOptimizer):
         return [(float(f"{g['lr'] / rate:.7g}") if rate else 1.0, g["weight_decay"]) for g in self.param_groups]
 
     def _hyperparameters(self):
-        first, *others = ({k: g[k] for k in self.defaults if k not in ("lr", "weight_decay")} for g in self.param_groups)
+        shared = [k for k in self.defaults if k not in ("lr", "weight_decay")]
+        first, *others = ({k: g[k] for k in shared} for g in self.param_groups)
         for number, own in enumerate(others, 1):
             if own != first:
-                raise ValueError(f"{type(self).__name__}: group {number}: wanted {first} as in the first group, got {own}")
+                raise ValueError(f"{type(self).__name__}: group {number}: wanted {first} as in the first group, got "
+                                 f"{own}")
         return self._factors(), first
 
 
