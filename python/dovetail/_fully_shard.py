@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import functools
 import types
-from typing import Any, Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -35,7 +36,7 @@ def fully_shard(
     plan: Plan = Plan(),
     format: str | None = None,
     main_dtype: torch.dtype | None = None,
-    units: dict[str, Heads | Nodes | list] | None = None,
+    units: Mapping[str, Heads | Nodes | Sequence[Heads | Nodes]] | None = None,
     comm: str = "auto",
 ) -> Any:
     """Makes a unit of ``module``: its parameters that no unit below has are sharded, gathered and reduced together.
@@ -97,7 +98,7 @@ def fully_shard(
         raise NotImplementedError(f"main_dtype: wanted torch.float32 or None, got {main_dtype}")
     stored = _stored_format(modules) if main_dtype is not None else "fp32"
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
-                units or {}, main_dtype)
+                dict(units or {}), main_dtype)
     unit.ignored = list(ignored_params or ())
     found = _take_parameters(unit, ignored_params or set())
     names = [name for _, _, name in found]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ class LoadedCheckpoint:
     passed_over: list[str]
 
 
-def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path: str | os.PathLike, *,
+def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path: str | os.PathLike[str], *,
                     step: int | None = None, extra: dict[str, Any] | None = None, keep: int = 2) -> str:
     """Writes parameters, persistent buffers and optimizer state to a new checkpoint in the folder `path`. Collective.
 
@@ -87,7 +88,7 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
 
 
 def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
-                    path: str | os.PathLike) -> LoadedCheckpoint:
+                    path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Fills parameters, persistent buffers and optimizer state, bit for bit. Collective.
 
     Until every rank has read and verified all it needs, nothing is changed.
@@ -131,7 +132,8 @@ def _runtime(model: nn.Module) -> Runtime:
     return unit.runtime
 
 
-def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str, dict[str, float]]]:
+def _entries(model: nn.Module, optim: torch.optim.Optimizer | None,
+             runtime: Runtime) -> tuple[list[_C.StateEntry], dict[str, dict[str, float]]]:
     """State of this rank, the same list on every rank but for the elements held; numbers of torch optimizers by
     parameter."""
     if isinstance(optim, EngineOptimizer):
@@ -161,7 +163,7 @@ def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str,
     return state, scalars
 
 
-def _buffers(model: nn.Module):
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, buffer) of persistent buffers."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -191,13 +193,14 @@ def _aliases(runtime: Runtime) -> list[tuple[str, str]]:
     return aliases
 
 
-def _options(group: dict) -> dict:
+def _options(group: dict[str, Any]) -> dict[str, Any]:
     """A group's options, as far as JSON holds them."""
     plain = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items()}
     return {k: v for k, v in plain.items() if isinstance(v, (bool, int, float, str, tuple, type(None)))}
 
 
-def _restore(optim, runtime: Runtime, stored: dict, step: int, scalars: dict) -> None:
+def _restore(optim: torch.optim.Optimizer, runtime: Runtime, stored: dict[str, Any], step: int,
+             scalars: dict[str, dict[str, float]]) -> None:
     groups = stored.get("groups", [])
     if groups and len(groups) == len(optim.param_groups):
         for mine, theirs in zip(optim.param_groups, groups):

@@ -22,7 +22,7 @@ class Heads:
     count: int
     dim: int = 0
 
-    def apply(self, spec: "_C.TensorSpec") -> None:
+    def apply(self, spec: _C.TensorSpec) -> None:
         spec.set_heads(self.count, self.dim)
 
 
@@ -40,7 +40,7 @@ class Nodes:
     edges: tuple[int, ...]
     dim: int = 0
 
-    def apply(self, spec: "_C.TensorSpec") -> None:
+    def apply(self, spec: _C.TensorSpec) -> None:
         spec.add_nodes(self.name, self.dim, list(self.edges))
 
 
@@ -76,7 +76,7 @@ class Plan:
     prefetch: int = 1
     pending_reductions: int = -1
 
-    def options(self, world: int, format: str = "fp32", sharded: int = 0) -> "_C.PlanOptions":
+    def options(self, world: int, format: str = "fp32", sharded: int = 0) -> _C.PlanOptions:
         """The same for the C++ planner, with the degrees filled in for `world` ranks, of which `sharded` share one copy
         where zero1 does not say."""
         if format not in FORMATS:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from torch.optim.optimizer import ParamsT
+
 from .. import _C
 from .._runtime import Runtime
 from ._base import EngineOptimizer
@@ -12,10 +16,10 @@ class _Named(EngineOptimizer):
 
     _name = ""
 
-    def _configure(self, options: "_C.OptimizerOptions", group: dict) -> None:
+    def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def _operations(self, runtime: Runtime) -> "list[_C.UpdateOp]":
+    def _operations(self, runtime: Runtime) -> list[_C.UpdateOp]:
         names = {id(slot.param): spec.name for slot, spec in zip(runtime.slots, runtime.specs)}
         options = _C.OptimizerOptions()
         options.name = self._name
@@ -31,7 +35,7 @@ class _Named(EngineOptimizer):
         # To the digits that fp32 has: the ratio of two rates that one schedule multiplies changes by rounding only.
         return [(float(f"{g['lr'] / rate:.7g}") if rate else 1.0, g["weight_decay"]) for g in self.param_groups]
 
-    def _hyperparameters(self):
+    def _hyperparameters(self) -> Any:
         shared = [k for k in self.defaults if k not in ("lr", "weight_decay")]
         first, *others = ({k: g[k] for k in shared} for g in self.param_groups)
         for number, own in enumerate(others, 1):
@@ -46,11 +50,13 @@ class AdamW(_Named):
 
     _name = "adamw"
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.999), eps=1e-8, weight_decay=1e-2):
+    def __init__(self, params: ParamsT, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, eps=eps, weight_decay=weight_decay))
 
-    def _configure(self, options, group):
-        options.set_adamw(*group["betas"], group["eps"])
+    def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        options.set_adamw(beta1, beta2, group["eps"])
 
 
 class AdamW8bit(AdamW):
@@ -67,11 +73,12 @@ class SGD(_Named):
 
     _name = "sgd"
 
-    def __init__(self, params, lr=1e-3, momentum=0.0, dampening=0.0, weight_decay=0.0, nesterov=False):
+    def __init__(self, params: ParamsT, lr: float = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+                 weight_decay: float = 0.0, nesterov: bool = False) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum, dampening=dampening, weight_decay=weight_decay,
                                       nesterov=nesterov))
 
-    def _configure(self, options, group):
+    def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
         options.set_sgd(group["momentum"], group["dampening"], group["nesterov"], False)
 
 
@@ -84,13 +91,15 @@ class Muon(_Named):
 
     _name = "muon"
 
-    def __init__(self, params, lr=1e-3, momentum=0.95, nesterov=True, unit="matrix", betas=(0.9, 0.999), eps=1e-8,
-                 weight_decay=1e-2):
+    def __init__(self, params: ParamsT, lr: float = 1e-3, momentum: float = 0.95, nesterov: bool = True,
+                 unit: str = "matrix", betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+                 weight_decay: float = 1e-2) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, unit=unit, betas=betas, eps=eps,
                                       weight_decay=weight_decay))
 
-    def _configure(self, options, group):
-        options.set_adamw(*group["betas"], group["eps"])
+    def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        options.set_adamw(beta1, beta2, group["eps"])
         options.set_muon(group["momentum"], group["nesterov"], group["unit"])
 
 
@@ -104,11 +113,13 @@ class Shampoo(_Named):
 
     _name = "shampoo"
 
-    def __init__(self, params, lr=1e-3, betas=(0.9, 0.99), epsilon=1e-6, block=1024, every=10, eps=1e-8,
-                 weight_decay=1e-2):
+    def __init__(self, params: ParamsT, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.99),
+                 epsilon: float = 1e-6, block: int = 1024, every: int = 10, eps: float = 1e-8,
+                 weight_decay: float = 1e-2) -> None:
         super().__init__(params, dict(lr=lr, betas=betas, epsilon=epsilon, block=block, every=every, eps=eps,
                                       weight_decay=weight_decay))
 
-    def _configure(self, options, group):
-        options.set_adamw(*group["betas"], group["eps"])
-        options.set_shampoo(*group["betas"], group["epsilon"], group["block"], group["every"])
+    def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
+        beta1, beta2 = group["betas"]
+        options.set_adamw(beta1, beta2, group["eps"])
+        options.set_shampoo(beta1, beta2, group["epsilon"], group["block"], group["every"])
