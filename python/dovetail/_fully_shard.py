@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ def fully_shard(
     plan: Plan = Plan(),
     format: str | None = None,
     main_dtype: torch.dtype | None = None,
-    units: Mapping[str, Heads | Nodes | Sequence[Heads | Nodes]] | None = None,
+    units: Mapping[str, Heads | Nodes | list[Heads | Nodes]] | None = None,
     comm: str = "auto",
 ) -> Any:
     """Makes a unit of ``module``: its parameters that no unit below has are sharded, gathered and reduced together.
@@ -379,6 +379,8 @@ class FSDPModule:
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks."""
+        if not factor > 0:
+            raise ValueError(f"set_gradient_divide_factor: wanted a positive number, got {factor}")
         runtime = self._at_root("set_gradient_divide_factor", True)
         runtime.factor = factor
         runtime.engine.set_gradient_factor(1.0 / factor)

@@ -73,6 +73,8 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         if len(counted) != 1:
             raise ValueError(f"save_checkpoint: step: wanted a number, since the optimizer counts {sorted(counted)}")
         (step,) = counted
+    if step < 0:
+        raise ValueError(f"save_checkpoint: step: wanted 0 or more, got {step}")
     training = _C.TrainingState()
     training.step = step
     if isinstance(optim, EngineOptimizer):

@@ -23,6 +23,9 @@ class Heads:
     dim: int = 0
 
     def apply(self, spec: _C.TensorSpec) -> None:
+        if self.dim not in range(min(2, len(spec.shape))) or self.count < 1 or spec.shape[self.dim] % self.count:
+            raise ValueError(f"units: {spec.name}: wanted a number of heads that divides a dimension, 0 or 1, of its "
+                             f"shape {spec.shape}, got {self}")
         spec.set_heads(self.count, self.dim)
 
 
