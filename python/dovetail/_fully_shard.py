@@ -42,6 +42,7 @@ def fully_shard(
     """Makes a unit of ``module``: its parameters that no unit below has are sharded, gathered and reduced together.
 
     Called bottom-up, as torch's fully_shard. The outermost module whose forward runs is the root of all units below it.
+    A parameter becomes a DTensor of the whole shape over this rank's elements; while gathered, a plain one.
 
     Args:
         module: a module, or several whose parameters form one unit.
@@ -65,8 +66,10 @@ def fully_shard(
         What was passed, with the class ``FSDP<Module>`` mixed in.
 
     Raises:
-        ValueError: for an argument or a parameter that cannot be, naming it.
+        ValueError: for an argument or a parameter that cannot be, naming it; at the first forward also where units of
+            one root differ in what must be the same.
         NotImplementedError: for what torch has and this has not.
+        RuntimeError: without a process group; where a parameter is shared with a unit that has run already.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules:
@@ -255,7 +258,11 @@ class UnshardHandle:
 
 
 class FSDPModule:
-    """What fully_shard mixes into a module."""
+    """What fully_shard mixes into a module.
+
+    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere; one that
+    makes the engine anew raises RuntimeError while parameters have gradients.
+    """
 
     def __new__(cls, *args, **kwargs):
         # Indexing into a container makes another one of its class: of the original class.
@@ -299,7 +306,10 @@ class FSDPModule:
         return units
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gathers the unit's parameters until reshard(), or the end of its next pass. Collective.
+        """Gathers the unit's parameters, own ones only, until reshard(), or the end of its next pass. Collective.
+
+        Args:
+            async_op: whether to return a handle; the parameters can be read when this returns in any case.
 
         Raises:
             RuntimeError: before the first forward of the root.
@@ -308,7 +318,11 @@ class FSDPModule:
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
-        """Gives the unit's whole parameters up."""
+        """Gives the unit's whole parameters up: modules have the sharded ones again.
+
+        Raises:
+            RuntimeError: before the first forward of the root.
+        """
         self._running("reshard").engine.release(self._unit().index)
 
     def _running(self, call: str) -> Runtime:
@@ -320,8 +334,8 @@ class FSDPModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
 
-        For the whole model: call it on the root, outside of passes. The first False makes room for whole fp32
-        gradients, unless they are whole already (zero2=1).
+        For the whole model: call it on the root, outside of passes. The first False makes the engine anew, with 4 bytes
+        for each element of the model on every rank, unless gradients are whole already (zero2=1).
         """
         runtime = self._at_root("set_requires_gradient_sync", recurse)
         runtime.syncs = requires_gradient_sync
@@ -334,7 +348,11 @@ class FSDPModule:
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
 
-        After the first forward the engine is made anew where that is more than it has done.
+        After the first forward the engine is made anew where that is more than it has done. Each unit ahead is held
+        whole on every rank.
+
+        Raises:
+            ValueError: for a module that is not sharded.
         """
         self._gather_ahead("set_modules_to_forward_prefetch", modules)
 
@@ -364,7 +382,7 @@ class FSDPModule:
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches
-        without gathers. For the whole model, outside of passes. Collective."""
+        without gathers, and every rank holds the whole model. On the root, outside of passes. Collective."""
         self._at_root("set_reshard_after_backward", recurse).keep_gathered(not reshard_after_backward)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
@@ -372,13 +390,18 @@ class FSDPModule:
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """False: backward passes leave sums over the ranks of one copy of the parameters, and gradients as they were,
-        until one with True sums them over all copies. For the whole model, as set_requires_gradient_sync."""
+        until one with True sums them over all copies. On the root, outside of passes."""
         runtime = self._at_root("set_requires_all_reduce", recurse)
         runtime.completes = requires_all_reduce
         runtime.engine.set_gradient_completion(requires_all_reduce)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks."""
+        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks, from the next backward
+        pass on. On the root, the same on all ranks.
+
+        Raises:
+            ValueError: unless the factor is positive.
+        """
         if not factor > 0:
             raise ValueError(f"set_gradient_divide_factor: wanted a positive number, got {factor}")
         runtime = self._at_root("set_gradient_divide_factor", True)

@@ -53,7 +53,8 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         model: the root module, sharded by fully_shard.
         optim: of dovetail.optim, or a torch optimizer whose state has the shapes of its parameters; None: weights only.
         path: a folder of checkpoints that all ranks see; made if needed.
-        step: names the checkpoint, and must grow; None: steps that the optimizer has counted.
+        step: names the checkpoint, at least 0. It should grow: the largest counts as the newest. None: steps that the
+            optimizer has counted.
         extra: anything that JSON can hold, the same on all ranks.
         keep: complete checkpoints to keep in the folder; 0: all.
 
@@ -61,7 +62,7 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         The checkpoint's own folder.
 
     Raises:
-        ValueError: for a model or an optimizer state that cannot be stored, naming it.
+        ValueError: for a model, an optimizer state or an argument that cannot be stored, naming it.
         FileError: on every rank, where one could not write, or a value is not finite; the folder is as before.
     """
     runtime = _runtime(model)
@@ -93,7 +94,8 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
                     path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Fills parameters, persistent buffers and optimizer state, bit for bit. Collective.
 
-    Until every rank has read and verified all it needs, nothing is changed.
+    Until every rank has read and verified all it needs, nothing is changed. The number of ranks and the degrees may be
+    others than those that wrote.
 
     Args:
         model: the root module, sharded by fully_shard, of the same names and shapes.
@@ -104,6 +106,7 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
     Raises:
         FileError: on every rank, where there is no sound checkpoint, naming files and faults.
         ConfigError: for another model or optimizer, naming the first difference.
+        ValueError: for a model that fully_shard has not made a root.
     """
     runtime = _runtime(model)
     path = os.fspath(path)

@@ -24,13 +24,17 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     `state` holds views of the engine's memory, as sharded tensors: a field per element has the parameter's shape, one
     per block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
+
+    Attributes:
+        last: of the last step, None before: grad_norm, the 2-norm of all gradients together; skipped, whether it was
+            not finite, so that weights and state stayed as they were.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
         self._runtime: Runtime | None = None
         self._applied: Any = None  # hyperparameters that the engine has
-        self.last: _C.StepResult | None = None  # of the last step: grad_norm, clip_coefficient, skipped
+        self.last: _C.StepResult | None = None
 
     # What subclasses say.
 
@@ -120,11 +124,19 @@ class EngineOptimizer(torch.optim.Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. Collective. Gradients are given up.
 
-        Before the first backward pass it only makes the state, as the state-dict helpers of torch want it.
+        Before the first backward pass it only makes the state, as the state-dict helpers of torch want it. Gradients
+        that are not finite change nothing, see `last`.
+
+        Args:
+            closure: computes the loss anew, with gradients, before the update.
+
+        Returns:
+            What the closure did, None without one.
 
         Raises:
             RuntimeError: where another optimizer has taken the engine over; where gradients were not made by a backward
                 pass of the model.
+            ValueError: for options that cannot be, naming them; where a parameter that is not frozen is in no group.
         """
         loss = None
         if closure is not None:

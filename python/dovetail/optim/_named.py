@@ -12,7 +12,10 @@ from ._base import EngineOptimizer
 
 
 class _Named(EngineOptimizer):
-    """Groups may differ in ``lr`` and ``weight_decay``; every other option is the same in all groups."""
+    """Groups may differ in ``lr`` and ``weight_decay``; every other option is the same in all groups.
+
+    Options out of range are a ValueError that names them, on all ranks, at the first step or the first use of state.
+    """
 
     _name = ""
 
@@ -46,7 +49,16 @@ class _Named(EngineOptimizer):
 
 
 class AdamW(_Named):
-    """AdamW with decoupled weight decay, fused: one pass over weights, gradients and moments."""
+    """AdamW with decoupled weight decay, fused: one pass over weights, gradients and moments. torch's formula.
+
+    State: exp_avg and exp_avg_sq, fp32, of the parameter's shape.
+
+    Args:
+        lr: learning rate; also the factor of weight_decay.
+        betas: decay of the two moments, each at least 0 and below 1.
+        eps: added to the root of the second moment; positive.
+        weight_decay: at least 0, of all parameters of the group.
+    """
 
     _name = "adamw"
 
@@ -60,16 +72,26 @@ class AdamW(_Named):
 
 
 class AdamW8bit(AdamW):
-    """AdamW whose moments are 8-bit codes with a scale per 256 elements; small parameters keep fp32.
+    """AdamW whose moments are 8-bit codes with a scale per 256 elements; parameters below 4096 elements keep fp32.
 
-    Shards must not cut such a block: fully_shard(..., plan=Plan(alignment=256)).
+    State: exp_avg_code and exp_avg_sq_code, uint8, of the parameter's shape; exp_avg_scale and exp_avg_sq_scale, fp32,
+    [blocks]. Shards must not cut such a block, which is a ValueError at the first step:
+    fully_shard(..., plan=Plan(alignment=256)).
     """
 
     _name = "adam8"
 
 
 class SGD(_Named):
-    """SGD with momentum; weight decay is added to the gradient."""
+    """SGD with momentum; weight decay is added to the gradient. torch's formula.
+
+    State: momentum_buffer, fp32, of the parameter's shape; none with a momentum of 0.
+
+    Args:
+        momentum: at least 0 and below 1.
+        dampening: 0 to 1; above 0 only with momentum.
+        nesterov: only with momentum and without dampening.
+    """
 
     _name = "sgd"
 
@@ -83,10 +105,17 @@ class SGD(_Named):
 
 
 class Muon(_Named):
-    """Muon on matrices, AdamW on vectors and embeddings, with the same learning rate.
+    """Muon on matrices, AdamW on vectors and embeddings, with the same learning rate: an update of Muon is scaled by
+    0.2 * sqrt(max(rows, columns)), which gives it the size of AdamW's.
+
+    State: momentum, fp32, of a matrix's shape; of the rest that of AdamW.
 
     Args:
-        unit: what is orthogonalised: "matrix" or "head".
+        momentum: at least 0 and below 1.
+        unit: what is orthogonalised, [rows, columns] each: "matrix" (of fused experts each one's), "head" or the name
+            of Nodes, where fully_shard(units=) says that a weight has them, else the matrix. A ValueError at the first
+            step where none has.
+        betas, eps: of AdamW.
     """
 
     _name = "muon"
@@ -106,9 +135,15 @@ class Muon(_Named):
 class Shampoo(_Named):
     """Shampoo with RMSprop grafting on matrices, AdamW on vectors and embeddings.
 
+    State: graft_sq and shampoo_momentum, fp32, of a matrix's shape; of tile N of [rows, columns] shampoo_left.N,
+    shampoo_right.N and their roots, the lower triangle of a symmetric matrix of a side, and shampoo_scale.N, [4].
+
     Args:
-        block: most elements on a side of a tile.
-        every: steps from root to root.
+        betas: decay of momentum, and of statistics and squares: each at least 0 and below 1.
+        epsilon: of the largest eigenvalue, added to all; above 0 and below 1.
+        block: most elements on a side of a tile, 1 to 32768.
+        every: steps from root to root, at least 1.
+        eps: of AdamW, which has the same betas.
     """
 
     _name = "shampoo"

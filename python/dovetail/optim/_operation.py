@@ -85,11 +85,11 @@ class Operation:
         return "element"
 
     def state(self, name: str, shape: tuple[int, ...]) -> dict[str, float]:
-        """Fields with one fp32 value per element, and what they begin with."""
+        """Fields with one fp32 value per element, and what they begin with. "weight" and "grad" are taken."""
         return {}
 
     def cost(self, shape: tuple[int, ...]) -> float:
-        """Floating-point operations for a unit of `shape`, by which owners are balanced."""
+        """Floating-point operations for a unit of `shape`, [rows, columns], by which owners are balanced."""
         rows, columns = shape
         return float(rows * columns)
 
@@ -104,6 +104,10 @@ class Operations(EngineOptimizer):
     Args:
         operations: for every parameter at least one must apply. State fields of the same name are shared.
         lr, weight_decay: per group, handed to the operations.
+
+    Raises:
+        ValueError: without operations, or for an object that is none; at the first step for a unit that cannot be, or
+            a parameter to which none applies, naming it.
     """
 
     def __init__(self, params: ParamsT, operations: Iterable[Operation], lr: float = 1e-3,
