@@ -5,7 +5,8 @@ from __future__ import annotations
 import fnmatch
 import functools
 import types
-from typing import Any, Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,12 +37,13 @@ def fully_shard(
     plan: Plan = Plan(),
     format: str | None = None,
     main_dtype: torch.dtype | None = None,
-    units: dict[str, Heads | Nodes | list] | None = None,
+    units: Mapping[str, Heads | Nodes | list[Heads | Nodes]] | None = None,
     comm: str = "auto",
 ) -> Any:
     """Makes a unit of ``module``: its parameters that no unit below has are sharded, gathered and reduced together.
 
     Called bottom-up, as torch's fully_shard. The outermost module whose forward runs is the root of all units below it.
+    A parameter becomes a DTensor of the whole shape over this rank's elements; while gathered, a plain one.
 
     Args:
         module: a module, or several whose parameters form one unit.
@@ -67,8 +69,10 @@ def fully_shard(
         What was passed, with the class ``FSDP<Module>`` mixed in.
 
     Raises:
-        ValueError: for an argument or a parameter that cannot be, naming it.
+        ValueError: for an argument or a parameter that cannot be, naming it; at the first forward also where units of
+            one root differ in what must be the same.
         NotImplementedError: for what torch has and this has not.
+        RuntimeError: without a process group; where a parameter is shared with a unit that has run already.
     """
     modules = list(module) if isinstance(module, (list, tuple)) else [module]
     if not modules:
@@ -97,7 +101,7 @@ def fully_shard(
     plan, reshard_after_forward = plan_and_reshard(plan, reshard_after_forward, mesh, below)
     stored = _stored_format(modules) if main_dtype is not None else "fp32"
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
-                units or {}, main_dtype)
+                dict(units or {}), main_dtype)
     unit.ignored = list(ignored_params or ())
     found = _take_parameters(unit, ignored_params or set())
     if shard_placement_fn is not None:
@@ -256,7 +260,11 @@ class UnshardHandle:
 
 
 class FSDPModule:
-    """What fully_shard mixes into a module."""
+    """What fully_shard mixes into a module.
+
+    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere; one that
+    makes the engine anew raises RuntimeError while parameters have gradients.
+    """
 
     def __new__(cls, *args, **kwargs):
         # Indexing into a container makes another one of its class: of the original class.
@@ -300,7 +308,10 @@ class FSDPModule:
         return units
 
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gathers the unit's parameters until reshard(), or the end of its next pass. Collective.
+        """Gathers the unit's parameters, own ones only, until reshard(), or the end of its next pass. Collective.
+
+        Args:
+            async_op: whether to return a handle; the parameters can be read when this returns in any case.
 
         Raises:
             RuntimeError: before the first forward of the root.
@@ -309,7 +320,11 @@ class FSDPModule:
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
-        """Gives the unit's whole parameters up."""
+        """Gives the unit's whole parameters up: modules have the sharded ones again.
+
+        Raises:
+            RuntimeError: before the first forward of the root.
+        """
         self._running("reshard").engine.release(self._unit().index)
 
     def _running(self, call: str) -> Runtime:
@@ -321,8 +336,8 @@ class FSDPModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
 
-        For the whole model: call it on the root, outside of passes. The first False makes room for whole fp32
-        gradients, unless they are whole already (zero2=1).
+        For the whole model: call it on the root, outside of passes. The first False makes the engine anew, with 4 bytes
+        for each element of the model on every rank, unless gradients are whole already (zero2=1).
         """
         runtime = self._at_root("set_requires_gradient_sync", recurse)
         runtime.syncs = requires_gradient_sync
@@ -335,7 +350,11 @@ class FSDPModule:
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
 
-        After the first forward the engine is made anew where that is more than it has done.
+        After the first forward the engine is made anew where that is more than it has done. Each unit ahead is held
+        whole on every rank.
+
+        Raises:
+            ValueError: for a module that is not sharded.
         """
         self._gather_ahead("set_modules_to_forward_prefetch", modules)
 
@@ -365,7 +384,7 @@ class FSDPModule:
 
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches
-        without gathers. For the whole model, outside of passes. Collective."""
+        without gathers, and every rank holds the whole model. On the root, outside of passes. Collective."""
         self._at_root("set_reshard_after_backward", recurse).keep_gathered(not reshard_after_backward)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
@@ -373,13 +392,20 @@ class FSDPModule:
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """False: backward passes leave sums over the ranks of one copy of the parameters, and gradients as they were,
-        until one with True sums them over all copies. For the whole model, as set_requires_gradient_sync."""
+        until one with True sums them over all copies. On the root, outside of passes."""
         runtime = self._at_root("set_requires_all_reduce", recurse)
         runtime.completes = requires_all_reduce
         runtime.engine.set_gradient_completion(requires_all_reduce)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks."""
+        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks, from the next backward
+        pass on. On the root, the same on all ranks.
+
+        Raises:
+            ValueError: unless the factor is positive.
+        """
+        if not factor > 0:
+            raise ValueError(f"set_gradient_divide_factor: wanted a positive number, got {factor}")
         runtime = self._at_root("set_gradient_divide_factor", True)
         runtime.factor = factor
         runtime.engine.set_gradient_factor(1.0 / factor)

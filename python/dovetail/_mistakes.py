@@ -78,8 +78,8 @@ def refuse_unset(root: nn.Module, unit: Unit) -> None:
     """
     for name, b in root.named_buffers():
         if b.is_meta:
-            raise RuntimeError(f"buffer {name} is on the meta device: materialise the model with to_empty() and compute "
-                               "the buffer before the first forward")
+            raise RuntimeError(f"buffer {name} is on the meta device: materialise the model with to_empty() and "
+                               "compute the buffer before the first forward")
     emptied = [m for m in root.modules() if m.__dict__.get(_EMPTIED)]
     if not emptied:
         return

@@ -19,7 +19,12 @@ _deadline = 300.0
 
 
 def set_deadline(seconds: float) -> None:
-    """How long a rank waits for others until an error names them; of worlds that are made from now on, 300 s else."""
+    """How long a rank waits for others until a CommError names them: 300 s unless set. Counts for worlds that are made
+    from now on: one for each set of ranks, at the first forward of a root on them.
+
+    Raises:
+        ValueError: unless the number is positive.
+    """
     global _deadline
     if not seconds > 0:
         raise ValueError(f"deadline: wanted a positive number of seconds, got {seconds}")
@@ -84,7 +89,8 @@ def _mesh_of(ranks: tuple[int, ...]) -> DeviceMesh:
 
 
 def close_worlds() -> None:
-    """Takes leave of all ranks; at the latest the end of the process does."""
+    """Takes leave of all ranks, as soon as no model uses them any more; the end of the process does it too. Called on
+    all ranks alike; models that start from here on meet in new worlds."""
     _worlds.clear()
     _meshes.clear()
 

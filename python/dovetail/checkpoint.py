@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,7 @@ class LoadedCheckpoint:
     passed_over: list[str]
 
 
-def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path: str | os.PathLike, *,
+def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path: str | os.PathLike[str], *,
                     step: int | None = None, extra: dict[str, Any] | None = None, keep: int = 2) -> str:
     """Writes parameters, persistent buffers and optimizer state to a new checkpoint in the folder `path`. Collective.
 
@@ -52,7 +53,8 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         model: the root module, sharded by fully_shard.
         optim: of dovetail.optim, or a torch optimizer whose state has the shapes of its parameters; None: weights only.
         path: a folder of checkpoints that all ranks see; made if needed.
-        step: names the checkpoint, and must grow; None: steps that the optimizer has counted.
+        step: names the checkpoint, at least 0. It should grow: the largest counts as the newest. None: steps that the
+            optimizer has counted.
         extra: anything that JSON can hold, the same on all ranks.
         keep: complete checkpoints to keep in the folder; 0: all.
 
@@ -60,7 +62,7 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         The checkpoint's own folder.
 
     Raises:
-        ValueError: for a model or an optimizer state that cannot be stored, naming it.
+        ValueError: for a model, an optimizer state or an argument that cannot be stored, naming it.
         FileError: on every rank, where one could not write, or a value is not finite; the folder is as before.
     """
     runtime = _runtime(model)
@@ -72,6 +74,8 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         if len(counted) != 1:
             raise ValueError(f"save_checkpoint: step: wanted a number, since the optimizer counts {sorted(counted)}")
         (step,) = counted
+    if step < 0:
+        raise ValueError(f"save_checkpoint: step: wanted 0 or more, got {step}")
     training = _C.TrainingState()
     training.step = step
     if isinstance(optim, EngineOptimizer):
@@ -87,20 +91,22 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
 
 
 def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
-                    path: str | os.PathLike) -> LoadedCheckpoint:
+                    path: str | os.PathLike[str]) -> LoadedCheckpoint:
     """Fills parameters, persistent buffers and optimizer state, bit for bit. Collective.
 
-    Until every rank has read and verified all it needs, nothing is changed.
+    Until every rank has read and verified all it needs, nothing is changed. The number of ranks and the degrees may be
+    others than those that wrote.
 
     Args:
         model: the root module, sharded by fully_shard, of the same names and shapes.
-        optim: with the same state; None: weights and buffers only. Options of its groups, such as the learning rate, are
-            those that were saved, where there are as many groups.
+        optim: with the same state; None: weights and buffers only. Options of its groups, such as the learning rate,
+            are those that were saved, where there are as many groups.
         path: one checkpoint, or a folder of checkpoints, of which the newest that is sound is taken.
 
     Raises:
         FileError: on every rank, where there is no sound checkpoint, naming files and faults.
         ConfigError: for another model or optimizer, naming the first difference.
+        ValueError: for a model that fully_shard has not made a root.
     """
     runtime = _runtime(model)
     path = os.fspath(path)
@@ -131,7 +137,8 @@ def _runtime(model: nn.Module) -> Runtime:
     return unit.runtime
 
 
-def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str, dict[str, float]]]:
+def _entries(model: nn.Module, optim: torch.optim.Optimizer | None,
+             runtime: Runtime) -> tuple[list[_C.StateEntry], dict[str, dict[str, float]]]:
     """State of this rank, the same list on every rank but for the elements held; numbers of torch optimizers by
     parameter."""
     if isinstance(optim, EngineOptimizer):
@@ -151,7 +158,8 @@ def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str,
             for field, value in optim.state.get(slot.param, {}).items():
                 if isinstance(value, DTensor) and value.shape == slot.param.shape:
                     begin, _ = intervals_of(value)[runtime.root.shards.get_local_rank()]
-                    state.append(_C.StateEntry(spec.name, field, list(value.shape), begin, local_elements(value), writes))
+                    mine = local_elements(value)
+                    state.append(_C.StateEntry(spec.name, field, list(value.shape), begin, mine, writes))
                 elif isinstance(value, (int, float)) or isinstance(value, torch.Tensor) and value.numel() == 1:
                     scalars.setdefault(spec.name, {})[field] = float(value)
                 elif value is not None:
@@ -160,7 +168,7 @@ def _entries(model: nn.Module, optim, runtime: Runtime) -> tuple[list, dict[str,
     return state, scalars
 
 
-def _buffers(model: nn.Module):
+def _buffers(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """(name, buffer) of persistent buffers."""
     for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
@@ -190,13 +198,14 @@ def _aliases(runtime: Runtime) -> list[tuple[str, str]]:
     return aliases
 
 
-def _options(group: dict) -> dict:
+def _options(group: dict[str, Any]) -> dict[str, Any]:
     """A group's options, as far as JSON holds them."""
     plain = {k: v.item() if isinstance(v, torch.Tensor) and v.numel() == 1 else v for k, v in group.items()}
     return {k: v for k, v in plain.items() if isinstance(v, (bool, int, float, str, tuple, type(None)))}
 
 
-def _restore(optim, runtime: Runtime, stored: dict, step: int, scalars: dict) -> None:
+def _restore(optim: torch.optim.Optimizer, runtime: Runtime, stored: dict[str, Any], step: int,
+             scalars: dict[str, dict[str, float]]) -> None:
     groups = stored.get("groups", [])
     if groups and len(groups) == len(optim.param_groups):
         for mine, theirs in zip(optim.param_groups, groups):

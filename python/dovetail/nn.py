@@ -13,7 +13,8 @@ class Linear(torch.nn.Linear):
     """torch.nn.Linear, of which the backward pass writes the weight's gradient straight into the engine's buffer: no
     tensor of its own, no copy. In bfloat16 its products are also those of the C++ trainer.
 
-    The same parameters and state dict. Where no engine holds the weight it is torch.nn.Linear.
+    [..., in_features] becomes [..., out_features]. The same parameters and state dict. Where no engine holds the
+    weight it is torch.nn.Linear.
     """
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:

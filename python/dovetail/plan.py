@@ -14,14 +14,21 @@ class Heads:
     """That a weight consists of attention heads: the unit "head" of update operations, and the block "head" of plans.
 
     Attributes:
-        count: of heads; divides the dimension.
-        dim: that they lie along: 0, runs of rows (q, k and v projections), or 1, runs of columns (the output projection).
+        count: of heads, each dimension / count rows or columns; divides the dimension.
+        dim: that they lie along: 0, runs of rows (q, k and v projections), or 1, runs of columns (the output
+            projection).
+
+    Raises:
+        ValueError: from fully_shard, naming the parameter, where they do not fit its shape.
     """
 
     count: int
     dim: int = 0
 
-    def apply(self, spec: "_C.TensorSpec") -> None:
+    def apply(self, spec: _C.TensorSpec) -> None:
+        if self.dim not in range(min(2, len(spec.shape))) or self.count < 1 or spec.shape[self.dim] % self.count:
+            raise ValueError(f"units: {spec.name}: wanted a number of heads that divides a dimension, 0 or 1, of its "
+                             f"shape {spec.shape}, got {self}")
         spec.set_heads(self.count, self.dim)
 
 
@@ -33,13 +40,16 @@ class Nodes:
         name: of the unit: "qkv".
         edges: ascending from 0 to the size of the dimension: (0, 64, 80, 96).
         dim: that the parts lie along, 0 or 1.
+
+    Raises:
+        ValueError: from fully_shard, naming the parameter, where they do not fit its shape.
     """
 
     name: str
     edges: tuple[int, ...]
     dim: int = 0
 
-    def apply(self, spec: "_C.TensorSpec") -> None:
+    def apply(self, spec: _C.TensorSpec) -> None:
         spec.add_nodes(self.name, self.dim, list(self.edges))
 
 
@@ -56,13 +66,14 @@ class Plan:
             rank, and nothing is gathered in a pass.
         block: what no shard boundary cuts: "element", "row", "32-row", "128-row", "head", "expert" or "matrix".
         boundary: "block", or "unit" to pad so that no unit of the update is cut.
-        segments: most runs of memory that a unit is split into, so that large blocks waste less padding.
-        alignment: elements; tensors, and boundaries inside them, lie at multiples of it. AdamW8bit wants 256.
-        prefetch: units gathered ahead of the one that computes.
+        segments: most runs of memory that a unit is split into, so that large blocks waste less padding: 1 to 3.
+        alignment: elements, at least 1; tensors, and boundaries inside them, lie at multiples of it. AdamW8bit wants
+            256.
+        prefetch: units gathered ahead of the one that computes; 0: none.
         pending_reductions: reductions left under way while the next unit computes; -1: as suits the transport.
 
     Raises:
-        ValueError: where used, naming the option, what was wanted and what was got.
+        ValueError: from fully_shard, naming the option, what was wanted and what was got.
     """
 
     zero1: int = 0
@@ -75,9 +86,13 @@ class Plan:
     prefetch: int = 1
     pending_reductions: int = -1
 
-    def options(self, world: int, format: str = "fp32", sharded: int = 0) -> "_C.PlanOptions":
+    def options(self, world: int, format: str = "fp32", sharded: int = 0) -> _C.PlanOptions:
         """The same for the C++ planner, with the degrees filled in for `world` ranks, of which `sharded` share one copy
-        where zero1 does not say."""
+        where zero1 does not say.
+
+        Raises:
+            ValueError: for an option that cannot be, naming it.
+        """
         if format not in FORMATS:
             raise ValueError(f"format: wanted one of {', '.join(FORMATS)}, got {format!r}")
         zero1 = self.zero1 or sharded or world

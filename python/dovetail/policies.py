@@ -18,6 +18,9 @@ class MixedPrecisionPolicy:
             in fp32, which gives what torch.float32 gives and never less than torch.bfloat16.
         output_dtype: floating-point outputs of the unit's forward are cast to it; None: they are left as they are.
         cast_forward_inputs: whether floating-point inputs of the unit's forward are cast to param_dtype.
+
+    Raises:
+        ValueError: from fully_shard, for another param_dtype or reduce_dtype.
     """
 
     param_dtype: torch.dtype | None = None
@@ -28,7 +31,7 @@ class MixedPrecisionPolicy:
 
 @dataclass
 class OffloadPolicy:
-    """No offloading."""
+    """No offloading: the only choice on a CPU mesh, whichever class is used."""
 
 
 @dataclass

@@ -7,6 +7,7 @@ for shards that end inside a row.
 import copy
 import math
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -40,13 +41,13 @@ class Ragged(Placement):
 
     __str__ = __repr__
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[tuple[Interval, ...]]]:
         return Ragged, (self.intervals,)
 
-    def __copy__(self):
+    def __copy__(self) -> "Ragged":
         return self
 
-    def __deepcopy__(self, memo):
+    def __deepcopy__(self, memo: object) -> "Ragged":
         return self
 
 
@@ -211,7 +212,7 @@ class ShardedTensor(DTensor):
                 setattr(result, name, copy.deepcopy(value, memo))
         return result
 
-    def __reduce_ex__(self, protocol):
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a sharded tensor cannot be pickled: its bytes mean nothing on another rank or mesh. Save with "
                         "torch.distributed.checkpoint, or pickle full_tensor()")
 

@@ -1,4 +1,9 @@
-"""Cases from the field about weighted losses, 8-bit state and initial state; beside each, what torch's own does."""
+"""Cases from the field about losses, states and checkpoints; beside each, what torch's own fully_shard does."""
+
+import logging
+import pathlib
+import shutil
+import struct
 
 import torch
 import torch.distributed as dist
@@ -10,7 +15,8 @@ from torch.distributed.checkpoint.state_dict import (StateDictOptions, get_model
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 from common import expect_error, full, what_torch_does
-from dovetail import Plan, fully_shard, optim
+from dovetail import FileError, Plan, fully_shard, optim
+from dovetail.checkpoint import load_checkpoint, save_checkpoint
 from dovetail.ragged import from_full
 from ragged_checkpoint_checks import Part
 
@@ -97,6 +103,116 @@ def check_b14(world):
                 torch.testing.assert_close(a, b, rtol=0, atol=0, msg=f"{shape} on {size} ranks")
                 assert torch.equal(a, c) == (shape == (3, 1024)), (shape, size)
         dist.barrier()
+
+
+# B20: checkpoints that are damaged on disk. fault_test.py has those that are broken off.
+
+def check_b20(world):
+    """All damages are found before anything is changed, on all ranks; the checkpoint before is taken instead."""
+    def make(seed):
+        torch.manual_seed(seed)
+        model = fully_shard(nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8)))
+        opt = torch.optim.AdamW(model.parameters(), lr=0.1)
+        step(model, opt)
+        return model, opt
+
+    def step(model, opt):
+        model(torch.ones(2, 8)).square().sum().backward()
+        opt.step()
+        opt.zero_grad()
+
+    def held(model, opt):
+        return [full(t.detach()).clone() for p in model.parameters() for t in (p, opt.state[p]["exp_avg"])]
+
+    good = pathlib.Path(world.folder, "good-own")
+    model, opt = make(1)
+    first = save_checkpoint(model, opt, good)
+    expected = held(model, opt)
+    step(model, opt)
+    newest = pathlib.Path(save_checkpoint(model, opt, good)).name
+    weight = full(model[1].weight.detach())[-1, -1].item()
+    for damage in ("manifest", "half", "bit"):
+        bad = good.with_name(f"{damage}-own")
+        if world.rank == 0:
+            shutil.copytree(good, bad)
+            spoil(bad / newest, "*.bin", damage, weight)
+        dist.barrier()
+        model, opt = make(2)
+        before = held(model, opt)
+        expect_error(FileError, [newest] if damage == "manifest" else [newest, ".bin"],
+                     lambda: load_checkpoint(model, opt, bad / newest))
+        assert all(torch.equal(a, b) for a, b in zip(held(model, opt), before)), damage
+        loaded = load_checkpoint(model, opt, bad)
+        assert loaded.step == 1 and newest in "".join(loaded.passed_over), loaded
+        assert all(torch.equal(a, b) for a, b in zip(held(model, opt), expected)), damage
+    with torch.no_grad():
+        model[0].bias.fill_(torch.inf)
+    expect_error(FileError, ["0.bias"], lambda: save_checkpoint(model, opt, good, step=9))
+    dist.barrier()
+    assert sorted(f.name for f in good.iterdir()) == [pathlib.Path(first).name, newest]
+
+
+def spoil(folder, files, damage, weight):
+    """Removes the manifest, or cuts the file that holds `weight` in half, or turns one of its bits over."""
+    if damage == "manifest":
+        next(f for f in folder.iterdir() if f.name in ("manifest.json", ".metadata")).unlink()
+        return
+    pattern = struct.pack("<f", weight)
+    file = next(f for f in folder.glob(files) if pattern in f.read_bytes())
+    content = bytearray(file.read_bytes())
+    content[content.index(pattern)] ^= 1
+    file.write_bytes(content[:len(content) // 2] if damage == "half" else content)
+
+
+def check_b20_torchs_format(world):
+    """What torch.distributed.checkpoint finds, and finds too late, is the same for both."""
+    for shard in (fully_shard, torch_fully_shard):
+        found = {damage: damaged(world, shard, damage) for damage in ("manifest", "half", "bit")}
+        # Without metadata nothing is read.
+        assert ".metadata" in found["manifest"][0] and not found["manifest"][1], found
+        # The other files are read before the half one is found: weights have changed, and no file is named. It takes a
+        # good checkpoint to go on from, which damaged() does.
+        assert found["half"][0] and found["half"][1], found
+        # A bit turned over is not found at all.
+        assert found["bit"][0] == "", found
+
+
+def damaged(world, shard, damage):
+    """What loading says on this rank, "" for nothing, and whether weights were changed."""
+    def make(seed):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 8))
+        shard(model[0])
+        return shard(model)
+
+    good, bad = (pathlib.Path(world.folder, f"{name}-{damage}-{shard.__module__}") for name in ("good", "bad"))
+    source = make(1)
+    weights = [full(p.detach()).clone() for p in source.parameters()]
+    dcp.save({"model": get_model_state_dict(source)}, checkpoint_id=good)
+    if world.rank == 0:
+        shutil.copytree(good, bad)
+        spoil(bad, "*.distcp", damage, weights[2][-1, -1].item())
+    dist.barrier()
+    model = make(2)
+    before = [full(p.detach()).clone() for p in model.parameters()]
+    state = get_model_state_dict(model)
+    logging.disable(logging.WARNING)  # torch's own account of missing files
+    try:
+        dcp.load({"model": state}, checkpoint_id=bad)
+        said = ""
+    except dcp.api.CheckpointException as e:
+        said = str(e)
+    logging.disable(logging.NOTSET)
+    assert len({bool(s) for s in world.everyone(said)}) == 1, said  # all ranks agree
+    now = [full(p.detach()).clone() for p in model.parameters()]
+    changed = not all(torch.equal(a, b) for a, b in zip(before, now))
+    dcp.load({"model": state}, checkpoint_id=good)
+    model.load_state_dict(state)
+    for p, w in zip(model.parameters(), weights):
+        assert torch.equal(full(p.detach()), w)
+    if damage == "bit":
+        assert not torch.equal(now[2], weights[2])
+    return said, changed
 
 
 # B22: buffers of a model that was made on the meta device.

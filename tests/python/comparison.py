@@ -80,17 +80,17 @@ def next_token(model, x):
 # Largest relative differences that are allowed, of losses, norms of gradients and weights (in the 2-norm of each
 # tensor) over 10 steps, with what was measured over all models at 1, 2 and 4 ranks.
 #
-# On one rank, and on two without clipping, every number had the same bits: the sum of two gradients does not depend on
-# their order. Elsewhere two things differ by a rounding: sums over four ranks (a tree here, Gloo's ring there) and norms
-# (sums of squares of other shards). What becomes of it:
+# On one rank, and on two without clipping, every number had the same bits: the sum of two gradients does not depend
+# on their order. Elsewhere two things differ by a rounding: sums over four ranks (a tree here, Gloo's ring there) and
+# norms (sums of squares of other shards). What becomes of it:
 BOUNDS = {
     # Stays a rounding: losses 1.5e-7, norms 1.8e-7, weights 6.8e-7.
     ("sgd", False): {"losses": 1e-6, "norms": 1e-6, "weights": 1e-6},
     # Adam divides by the gradient's own size, so that the smallest gradients, whose relative rounding is the largest,
     # move weights as far as any: losses 3.1e-7, norms 1.4e-6, weights 2.2e-6.
     ("adamw", False): {"losses": 1e-6, "norms": 5e-6, "weights": 1e-5},
-    # Main weights that differ by a rounding of fp32 (6e-8) now and then become neighbours in bf16 (4e-3), which shows in
-    # the losses as 1e-4. Sums of four bf16 gradients are mostly exact in fp32: equal bits in losses, weights 4e-9.
+    # Main weights that differ by a rounding of fp32 (6e-8) now and then become neighbours in bf16 (4e-3), which shows
+    # in the losses as 1e-4. Sums of four bf16 gradients are mostly exact in fp32: equal bits in losses, weights 4e-9.
     ("adamw", True): {"losses": 1e-3, "norms": 1e-2, "weights": 1e-3},
     ("sgd", True): {"losses": 1e-3, "norms": 1e-3, "weights": 1e-4},
 }

@@ -55,6 +55,8 @@ def check_what_cannot_be_is_refused(world):
     expect_error(ValueError, ["containers"], lambda: fully_shard(nn.ModuleList([nn.Linear(2, 2)])))
     expect_error(ValueError, ["block", "rows"], lambda: fully_shard(nn.Linear(2, 2), plan=dovetail.Plan(block="rows")))
     expect_error(ValueError, ["nonsense"], lambda: fully_shard(nn.Linear(2, 2), comm="nonsense"))
+    for factor in (0.0, -1.0, float("nan")):
+        expect_error(ValueError, ["factor", str(factor)], lambda: model.set_gradient_divide_factor(factor))
     top_down = fully_shard(models.Mlp())
     expect_error(ValueError, ["bottom-up"], lambda: fully_shard(top_down.layers[0]))
     expect_error(ValueError, ["float16"], lambda: fully_shard(

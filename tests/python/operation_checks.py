@@ -176,6 +176,8 @@ def check_units_of_weights(world):
     assert (a[2] - b[2]).abs().max() > 1e-3
     expect_error(ValueError, ["nothing.weight", "qkv.weight"], lambda: decoder(units={"nothing.weight": Heads(4)}))
     expect_error(ValueError, ["qkv.weight"], lambda: decoder(units={"qkv.weight": Nodes("qkv", (0, 7))}))
+    for heads in (Heads(5), Heads(0), Heads(4, dim=2), Heads(4, dim=-1)):
+        expect_error(ValueError, ["qkv.weight", str(heads)], lambda: decoder(units={"qkv.weight": heads}))
 
 
 def check_main_weights_of_a_bf16_module(world):

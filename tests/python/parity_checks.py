@@ -1,4 +1,4 @@
-"""Small models trained with dovetail.fully_shard and with torch's: the same losses and weights, see comparison.BOUNDS."""
+"""Small models trained with dovetail.fully_shard and with torch's: equal losses and weights, see comparison.BOUNDS."""
 
 import torch
 import torch.nn as nn

@@ -202,6 +202,7 @@ def check_checkpoints_that_do_not_fit_or_are_damaged(world):
     expect_error(dovetail.ConfigError, ["exp_avg"], lambda: load_checkpoint(
         model, torch.optim.SGD(model.parameters(), lr=1, momentum=0.9), folder))
     expect_error(dovetail.ConfigError, ["blocks"], lambda: load_checkpoint(decoder(), None, folder))
+    expect_error(ValueError, ["step", "-1"], lambda: save_checkpoint(model, opt, folder, step=-1))
     expect_error(ValueError, ["JSON"], lambda: save_checkpoint(model, opt, folder, step=9, extra={"x": model}))
     if world.rank == 0:
         data = next(f for f in sorted(os.listdir(second)) if not f.endswith(".json"))

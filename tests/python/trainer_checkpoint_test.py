@@ -30,8 +30,8 @@ def trainer(folder, *more):
     config.write_text(f'[run]\nname = "tiny"\nfolder = "{folder}/run"\n[model]\n'
                       + "".join(f"{k} = {v}\n" for k, v in SIZES.items())
                       + f'[data]\nsources = ["{text}"]\nsequence = 16\nvalidation_fraction = 0.1\n'
-                      f'[train]\nsteps = {STEPS}\nbatch = 4\nvalidate_every = 0\n[optimizer]\nname = "adamw"\nlr = 1e-2\n'
-                      'schedule = "constant"\nwarmup_steps = 0\n[sample]\ntokens = 4\n')
+                      f'[train]\nsteps = {STEPS}\nbatch = 4\nvalidate_every = 0\n[optimizer]\nname = "adamw"\n'
+                      'lr = 1e-2\nschedule = "constant"\nwarmup_steps = 0\n[sample]\ntokens = 4\n')
     done = subprocess.run([PROGRAM, "train", str(config), "--nproc", "2", *more], capture_output=True, text=True,
                           timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Training as scripts have it: compiled blocks, scaled losses, micro-batches, schedules, averages; beside torch's own."""
+"""Training as scripts have it: scaled losses, micro-batches, schedules, averages; beside torch's own."""
 
 import torch
 import torch.nn as nn

@@ -1,8 +1,8 @@
 """Optimizers that run Dovetail's update operations on the main weights.
 
-Ordinary torch optimizers of a model that fully_shard has sharded: param_groups, LR schedulers, state_dict. A unit that an
-operation needs whole (a matrix for Muon, a tile for Shampoo) is assembled at its owner where shards cut it; nothing else
-travels. `Operation` is for one's own.
+Ordinary torch optimizers of a model that fully_shard has sharded: param_groups, LR schedulers, state_dict. A unit that
+an operation needs whole (a matrix for Muon, a tile for Shampoo) is assembled at its owner where shards cut it; nothing
+else travels. `Operation` is for one's own.
 """
 
 from ._named import SGD, AdamW, AdamW8bit, Muon, Shampoo

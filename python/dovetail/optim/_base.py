@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import ParamsT
 
 from .. import _C
 from .._ranks import flat_mesh
@@ -19,19 +22,23 @@ from ..sharded import runs_of, slice_run
 class EngineOptimizer(torch.optim.Optimizer):
     """An optimizer whose step runs on the engine.
 
-    `state` holds views of the engine's memory, as sharded tensors: a field per element has the parameter's shape, one per
-    block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
+    `state` holds views of the engine's memory, as sharded tensors: a field per element has the parameter's shape, one
+    per block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
+
+    Attributes:
+        last: of the last step, None before: grad_norm, the 2-norm of all gradients together; skipped, whether it was
+            not finite, so that weights and state stayed as they were.
     """
 
-    def __init__(self, params, defaults: dict):
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
         self._runtime: Runtime | None = None
         self._applied: Any = None  # hyperparameters that the engine has
-        self.last: "_C.StepResult | None" = None  # of the last step: grad_norm, clip_coefficient, skipped
+        self.last: _C.StepResult | None = None
 
     # What subclasses say.
 
-    def _operations(self, runtime: Runtime) -> "list[_C.UpdateOp]":
+    def _operations(self, runtime: Runtime) -> list[_C.UpdateOp]:
         raise NotImplementedError
 
     def _hyperparameters(self) -> Any:
@@ -84,7 +91,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._show_units([e for e in entries if e.per_unit], params, whole, shards, replica)
         self._show_step()
 
-    def _show_units(self, entries: list, params: dict, whole, shards, replica: list[int]) -> None:
+    def _show_units(self, entries: list[_C.StateEntry], params: dict[str, torch.nn.Parameter], whole: DeviceMesh,
+                    shards: DeviceMesh, replica: list[int]) -> None:
         """State per unit, held by owners alone: an entry of no elements for the field, then those of its units here."""
         everyone: list = [None] * whole.size()
         mine = {(e.tensor, e.field, e.elements): e.values for e in entries if e.values.numel()}
@@ -113,14 +121,22 @@ class EngineOptimizer(torch.optim.Optimizer):
     # Steps.
 
     @torch.no_grad()
-    def step(self, closure=None):
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One update. Collective. Gradients are given up.
 
-        Before the first backward pass it only makes the state, as the state-dict helpers of torch want it.
+        Before the first backward pass it only makes the state, as the state-dict helpers of torch want it. Gradients
+        that are not finite change nothing, see `last`.
+
+        Args:
+            closure: computes the loss anew, with gradients, before the update.
+
+        Returns:
+            What the closure did, None without one.
 
         Raises:
             RuntimeError: where another optimizer has taken the engine over; where gradients were not made by a backward
                 pass of the model.
+            ValueError: for options that cannot be, naming them; where a parameter that is not frozen is in no group.
         """
         loss = None
         if closure is not None:
@@ -129,8 +145,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         runtime = self._bind()
         if not runtime.grads_seen:
             if any(p.grad is not None for g in self.param_groups if g["lr"] != 0 for p in g["params"]):
-                raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has made: "
-                                   "wanted loss.backward() before, and its gradients changed in place")
+                raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has "
+                                   "made: wanted loss.backward() before, and its gradients changed in place")
             return loss
         wanted = self._hyperparameters()
         if wanted != self._applied:
@@ -148,7 +164,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     # State.
 
-    def load_state_dict(self, state_dict: dict) -> None:
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Copies state into the engine's memory, and options into the groups. Collective the first time.
 
         Takes what state_dict() gave, of sharded or of whole tensors.
@@ -191,12 +207,12 @@ class EngineOptimizer(torch.optim.Optimizer):
             runtime.engine.set_steps_done(steps.pop())
         self._show_step()
 
-    def taken_out(self) -> dict:
+    def taken_out(self) -> dict[str, Any]:
         """Copies of this rank's state, for put_back() onto another engine of the same layout."""
         fields = {p: {k: local_elements(t).clone() for k, t in s.items() if k != "step"} for p, s in self.state.items()}
         return {"fields": fields, "steps": self._runtime.engine.steps_done()}
 
-    def put_back(self, taken: dict) -> None:
+    def put_back(self, taken: dict[str, Any]) -> None:
         self._start_on(self._runtime)
         for p, fields in taken["fields"].items():
             for name, values in fields.items():
@@ -205,7 +221,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._show_step()
 
 
-def _closed(runs) -> list[tuple[int, int]]:
+def _closed(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Empty runs as (0, 0)."""
     return [run if run[0] < run[1] else (0, 0) for run in runs]
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from .. import _C
 from .._runtime import Runtime
@@ -82,11 +85,11 @@ class Operation:
         return "element"
 
     def state(self, name: str, shape: tuple[int, ...]) -> dict[str, float]:
-        """Fields with one fp32 value per element, and what they begin with."""
+        """Fields with one fp32 value per element, and what they begin with. "weight" and "grad" are taken."""
         return {}
 
     def cost(self, shape: tuple[int, ...]) -> float:
-        """Floating-point operations for a unit of `shape`, by which owners are balanced."""
+        """Floating-point operations for a unit of `shape`, [rows, columns], by which owners are balanced."""
         rows, columns = shape
         return float(rows * columns)
 
@@ -101,9 +104,14 @@ class Operations(EngineOptimizer):
     Args:
         operations: for every parameter at least one must apply. State fields of the same name are shared.
         lr, weight_decay: per group, handed to the operations.
+
+    Raises:
+        ValueError: without operations, or for an object that is none; at the first step for a unit that cannot be, or
+            a parameter to which none applies, naming it.
     """
 
-    def __init__(self, params, operations: list[Operation], lr: float = 1e-3, weight_decay: float = 0.0):
+    def __init__(self, params: ParamsT, operations: Iterable[Operation], lr: float = 1e-3,
+                 weight_decay: float = 0.0) -> None:
         operations = list(operations)
         for op in operations:
             if not isinstance(op, Operation):
@@ -113,31 +121,31 @@ class Operations(EngineOptimizer):
         self.operations = operations
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
-    def _operations(self, runtime: Runtime) -> "list[_C.UpdateOp]":
+    def _operations(self, runtime: Runtime) -> list[_C.UpdateOp]:
         groups = {spec.name: group for group in self.param_groups for p in group["params"]
                   for slot, spec in zip(runtime.slots, runtime.specs) if slot.param is p}
         return [_C.make_operation(type(op).__name__, f"{type(op).__name__} {_options(op)} "
                                   f"{[(g['lr'], g['weight_decay']) for g in self.param_groups]}", _Adapter(op, groups))
                 for op in self.operations]
 
-    def _hyperparameters(self):
+    def _hyperparameters(self) -> Any:
         return tuple(str(_options(op)) for op in self.operations)
 
 
-def _options(op: Operation) -> dict:
+def _options(op: Operation) -> dict[str, Any]:
     return {k: v for k, v in sorted(vars(op).items()) if not k.startswith("_")}
 
 
 class _Adapter:
     """What the C++ side calls."""
 
-    def __init__(self, op: Operation, groups: dict):
+    def __init__(self, op: Operation, groups: dict[str, dict[str, Any]]):
         self.op, self.groups = op, groups
 
-    def _applies_to(self, spec) -> bool:
+    def _applies_to(self, spec: _C.TensorSpec) -> bool:
         return bool(self.op.applies_to(spec.name, tuple(spec.shape)))
 
-    def _unit(self, spec) -> tuple[str, int, int]:
+    def _unit(self, spec: _C.TensorSpec) -> tuple[str, int, int]:
         asked = self.op.unit(spec.name, tuple(spec.shape))
         kind, _, size = asked.partition(":")
         try:
@@ -150,13 +158,14 @@ class _Adapter:
             raise ValueError(f'{type(self.op).__name__}.unit: wanted "block:N" or "tile:RxC", got {asked!r}') from None
         return kind, 0, 0
 
-    def _state(self, spec) -> list[tuple[str, float]]:
+    def _state(self, spec: _C.TensorSpec) -> list[tuple[str, float]]:
         return list(self.op.state(spec.name, tuple(spec.shape)).items())
 
-    def _cost(self, spec, rows: int, columns: int) -> float:
+    def _cost(self, spec: _C.TensorSpec, rows: int, columns: int) -> float:
         return float(self.op.cost((rows, columns)))
 
-    def _run(self, spec, fields, first: int, number: int, grad_scale: float) -> None:
+    def _run(self, spec: _C.TensorSpec, fields: list[tuple[str, torch.Tensor]], first: int, number: int,
+             grad_scale: float) -> None:
         tensors = dict(fields)
         weight, grad = tensors.pop("weight"), tensors.pop("grad")
         if grad_scale != 1:
