@@ -141,6 +141,7 @@ class EngineImpl {
         p.shard.reset();
       }
       group.on_residence_change(model_.units[g].residence_changed);
+      if (model_.units[g].behind_units) runner_->reduce_when_written(static_cast<int64_t>(g));
     }
   }
 
@@ -227,13 +228,22 @@ void Engine::discard_gradients() {
 }
 
 std::vector<bool> Engine::have_gradients() {
+  const size_t count = impl_->place_.size();
   std::vector<std::byte> mine;
-  for (int64_t i = 0; i < std::ssize(impl_->place_); ++i) mine.push_back(std::byte{impl_->parameter(i).contributed});
-  std::vector<bool> any(mine.size());
+  for (size_t i = 0; i < count; ++i)
+    mine.push_back(std::byte{impl_->parameter(static_cast<int64_t>(i)).contributed});
+  const std::vector<int64_t> order = impl_->runner_->observed_order();
+  const auto order_bytes = std::as_bytes(std::span(order));
+  mine.insert(mine.end(), order_bytes.begin(), order_bytes.end());
+  std::vector<bool> any(count);
+  bool same_order = true;
   comm::Identity id = impl_->context_.identity(comm::Phase::control, -1);
   id.label = "parameters that have a gradient";
-  for (const auto& theirs : impl_->context_.ranks.world->gather_bytes(mine, id))
-    for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] || theirs[i] != std::byte{0};
+  for (const auto& theirs : impl_->context_.ranks.world->gather_bytes(mine, id)) {
+    for (size_t i = 0; i < count; ++i) any[i] = any[i] || theirs[i] != std::byte{0};
+    same_order &= std::equal(theirs.begin() + count, theirs.end(), mine.begin() + count, mine.end());
+  }
+  if (same_order) impl_->runner_->adopt_order(order);
   for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] && impl_->group_of(static_cast<int64_t>(i)).has_gradient();
   return any;
 }

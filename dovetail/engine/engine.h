@@ -112,7 +112,7 @@ class Engine {
   // What was reduced so far counts no more. Also where a backward pass begins.
   void discard_gradients();
   // Per parameter: whether it has a gradient, reduced, that arrived on any rank since the last step or zero_grad().
-  // Collective.
+  // Ranks also agree on the order of units, as in step(), which not all users call. Collective.
   std::vector<bool> have_gradients();
   // Multiplies the sums over ranks of the backward passes that follow; 1 until then. Equal on all ranks.
   void set_gradient_factor(float factor);

@@ -11,6 +11,7 @@
 
 #include "dovetail/base/error.h"
 #include "dovetail/engine/backward_node.h"
+#include "dovetail/engine/gradient_move.h"
 #include "dovetail/plan/schedule.h"
 
 namespace dovetail::engine_detail {
@@ -119,8 +120,11 @@ void Runner::register_accumulators() {
       DT_CHECK(accumulator != nullptr);
       accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
           [weak = weak_from_this(), g, i](const torch::autograd::variable_list& outputs,
-                                          const torch::autograd::variable_list&) {
-            if (auto self = weak.lock()) self->take_gradient(g, i);
+                                          const torch::autograd::variable_list& given) {
+            if (auto self = weak.lock()) {
+              self->take_gradient(g, i, given.at(0));
+              self->leaf_is_done(g, i);
+            }
             return outputs;
           }));
     }
@@ -213,7 +217,9 @@ void Runner::begin_backward() {
   for (GroupRun& run : runs_) {
     run.ready = run.reduced = run.contributed = run.gathered_backward = false;
     run.unwritten = 0;
+    run.leaves_done.clear();
   }
+  arrived_.clear();
   queue_ = reduce_order();
   next_ = 0;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
@@ -254,9 +260,28 @@ void Runner::after_backward(int64_t g) {
   GroupRun& run = runs_[g];
   if (run.forward_uses > 0) --run.forward_uses;
   if (graph_wanted_ || after_graph_) return;
-  if (run.forward_uses > 0) return;
+  if (run.forward_uses > 0 || run.when_written) return;
   if (!all_gathered_) groups_[g]->release();
-  run.ready = true;
+  is_ready(g);
+}
+
+// Also where the gradient was written directly: autograd comes to a leaf once in a pass, after all that used it, and to
+// one inside of reentrant checkpoints once for each of these.
+void Runner::leaf_is_done(int64_t g, size_t parameter) {
+  GroupRun& run = runs_[g];
+  if (!run.when_written || !in_backward_ || graph_wanted_ || after_graph_) return;
+  const auto& parameters = groups_[g]->parameters();
+  run.leaves_done.resize(parameters.size());
+  run.done_again |= run.leaves_done[parameter];
+  run.leaves_done[parameter] = true;
+  for (size_t i = 0; i < parameters.size(); ++i)
+    if (parameters[i].leaf.requires_grad() && !run.leaves_done[i]) return;
+  if (!run.ready) is_ready(g);
+}
+
+void Runner::is_ready(int64_t g) {
+  runs_[g].ready = true;
+  arrived_.push_back(g);
   advance_reductions(/*last=*/false);
 }
 
@@ -284,7 +309,7 @@ void Runner::count_written(int64_t g, int64_t elements) {
   gather_ahead(g, /*backward=*/true);
 }
 
-void Runner::take_gradient(int64_t g, size_t parameter) {
+void Runner::take_gradient(int64_t g, size_t parameter, const at::Tensor& given) {
   GroupParameter& p = groups_[g]->parameters()[parameter];
   at::Tensor grad = p.leaf.grad();
   if (!grad.defined()) return;
@@ -297,10 +322,10 @@ void Runner::take_gradient(int64_t g, size_t parameter) {
   at::Tensor target = direct_contribution(g, parameter, /*few_rows=*/false, fresh);
   if (!target.defined()) return;
   at::NoGradGuard no_grad;
-  if (fresh)
-    target.copy_(grad);
-  else
+  if (!fresh)
     target.add_(grad);
+  else if (!move_gradient(grad, given, target))
+    target.copy_(grad);
   context_.ledger.copied(CopyReason::gradient, target.nbytes());
 }
 
@@ -318,8 +343,15 @@ std::vector<int64_t> Runner::reduce_order() const {
 }
 
 void Runner::advance_reductions(bool last) {
-  while (next_ < queue_.size() && (last || (runs_[queue_[next_]].ready && !root_is(queue_[next_]))))
+  while (next_ < queue_.size() && (last || (has_its_turn(queue_[next_]) && !root_is(queue_[next_]))))
     launch_reduction(queue_[next_++]);
+}
+
+// One that is reduced when written has it as well once a group after it is ready: this pass does without it, while other
+// ranks may wait for it before they go on to gathers that this one waits for.
+bool Runner::has_its_turn(int64_t g) const {
+  if (runs_[g].ready || !runs_[g].when_written) return runs_[g].ready;
+  return std::any_of(queue_.begin() + next_ + 1, queue_.end(), [&](int64_t h) { return runs_[h].ready; });
 }
 
 void Runner::launch_reduction(int64_t g) {
@@ -334,29 +366,33 @@ void Runner::launch_reduction(int64_t g) {
 
 size_t Runner::most_in_flight() const { return std::max(1, context_.plan.options.pending_reductions); }
 
-// The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards.
+// The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards, and for
+// activations until the root is written, at the end.
 void Runner::trim_pools() {
   int64_t buffer = 0, scratch = 0;
+  bool more = false;
   for (size_t i = next_; i < queue_.size(); ++i) {
     const int64_t g = queue_[i];
     if (!context_.plan.groups[g].backward_needs_parameters) continue;  // an embedding, which writes few rows
+    more = true;
     const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
-    buffer = std::max({buffer, bytes.gather, bytes.gradient});
+    if (groups_[g]->gradient_state() == GradientState::closed && !root_is(g))  // else it has its slot
+      buffer = std::max({buffer, bytes.gather, bytes.gradient});
     scratch = std::max(scratch, bytes.scratch);
   }
-  if (buffer > 0) context_.pool->trim(buffer);
+  // Where nothing travels, one group is written at a time.
+  const bool one = in_place_ && context_.plan.options.pending_reductions == 0;
+  if (more) context_.pool->trim(buffer, one ? 1 : std::ssize(context_.pool->sizes()));
   if (scratch > 0) context_.scratch_pool->trim(scratch);
 }
 
-// The root's gradients, of embeddings and heads in most models, are whole at the end of backward only: until then their
-// pages would lie idle beside the activations.
-void Runner::trim_root() {
-  int64_t buffer = 0;
-  for (int64_t g = 0; g < std::ssize(groups_); ++g) {
-    const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
-    buffer = std::max({buffer, bytes.gather, root_is(g) ? 0 : bytes.gradient});
-  }
-  if (buffer > 0) context_.pool->trim(buffer);
+// Between passes: pages of gradients would lie idle beside the activations of the forward. A model of one group would
+// touch all of its pages anew at every step for it.
+void Runner::trim_gradients() {
+  if (groups_.size() == 1) return;
+  int64_t gather = 0;
+  for (const auto& group : groups_) gather = std::max(gather, group->slot_bytes().gather);
+  context_.pool->trim(gather);
 }
 
 // After more was gathered at once than a step ever does.
@@ -389,7 +425,7 @@ void Runner::end_backward() {
   advance_reductions(/*last=*/true);
   finish_reductions(0);
   audit();
-  trim_root();
+  trim_gradients();
   if (sync_ && context_.completes_gradients) complete_gradients();
   end_pass();
   after_graph_ = failed_ = false;

@@ -30,6 +30,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   explicit Runner(Context& context);
 
   std::vector<std::unique_ptr<ShardGroup>>& groups() { return groups_; }
+  // ModelUnit::behind_units. Before the first pass.
+  void reduce_when_written(int64_t group);
 
   // Called by the units' hooks.
   void before_forward(int64_t group, std::span<at::Tensor* const> inputs);
@@ -39,8 +41,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void after_backward(int64_t group);
   // A gradient of the parameter is about to be written by a kernel; empty handle where it cannot be written directly.
   at::Tensor direct_contribution(int64_t group, size_t parameter, bool few_rows, bool& fresh);
-  // autograd has accumulated a gradient into the leaf's .grad: move it to the gradient buffer.
-  void take_gradient(int64_t group, size_t parameter);
+  // autograd has accumulated `given` into the leaf's .grad: move that to the gradient buffer.
+  void take_gradient(int64_t group, size_t parameter, const at::Tensor& given);
 
   void set_sync(bool sync);
   // The main weights were or may have been written: the next root forward starts from them.
@@ -74,17 +76,20 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void start_gather(int64_t group, bool backward);
   void gather_ahead(int64_t group, bool backward);
   void count_written(int64_t group, int64_t elements);
+  void leaf_is_done(int64_t group, size_t parameter);
+  void is_ready(int64_t group);
   void join_skipped_gathers(int64_t group);
   void begin_backward();
   void end_backward();
   bool takes_part(int64_t group) const;
   std::vector<int64_t> reduce_order() const;
   void advance_reductions(bool last);
+  bool has_its_turn(int64_t group) const;
   void launch_reduction(int64_t group);
   void finish_reductions(size_t left);
   size_t most_in_flight() const;
   void trim_pools();
-  void trim_root();
+  void trim_gradients();
   void restore_pools();
   void trace_backward(int64_t group);  // from here on; -1: none
   void audit() const;
@@ -96,6 +101,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
     bool reduced = false;        // was, in this backward
     bool gathered_backward = false;  // was gathered for this backward
     bool contributed = false;    // a gradient arrived in this backward
+    bool when_written = false;   // ready once all leaves are done
+    std::vector<bool> leaves_done;  // in this backward, by parameter; or none yet
+    bool done_again = false;     // in some backward a leaf was, more than once: no sign that all is written
     int64_t unwritten = 0;       // elements until half of its gradient is there, while gathers wait for that
     std::vector<c10::intrusive_ptr<torch::autograd::Node>> accumulators;  // per parameter; null while frozen
   };
@@ -107,6 +115,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   std::vector<GroupRun> runs_;
   std::vector<int64_t> order_;         // of all groups but the root
   std::vector<int64_t> observed_;
+  std::vector<int64_t> arrived_;       // groups in the order in which they became ready in the last backward
   int64_t depth_ = 0;                  // nesting of unit forwards
   bool stale_ = true, exposed_ = false;
   bool sync_ = true;

@@ -74,12 +74,32 @@ void Runner::release_all() {
   restore_pools();
 }
 
+void Runner::reduce_when_written(int64_t g) {
+  DT_CHECK(!root_is(g), "the root is reduced last");
+  runs_[g].when_written = true;
+  // Until a backward pass has shown that it comes earlier, it is reduced after all others: nothing waits for it.
+  std::erase(order_, g);
+  order_.insert(order_.begin(), g);
+}
+
 std::vector<int64_t> Runner::observed_order() const {
   std::vector<int64_t> order;
   for (int64_t g : observed_)
-    if (!root_is(g)) order.push_back(g);
+    if (!root_is(g) && !runs_[g].when_written) order.push_back(g);
   for (int64_t g : order_)  // unused ones keep their places relative to one another, at the end
-    if (std::find(order.begin(), order.end(), g) == order.end()) order.push_back(g);
+    if (!runs_[g].when_written && std::find(order.begin(), order.end(), g) == order.end()) order.push_back(g);
+  // Reductions go backwards through it: behind the first of those that were ready later.
+  for (int64_t g : order_) {
+    if (!runs_[g].when_written) continue;
+    auto place = order.begin();
+    const auto own = runs_[g].done_again ? arrived_.end() : std::find(arrived_.begin(), arrived_.end(), g);
+    for (auto later = own; later != arrived_.end(); ++later)
+      if (const auto at = std::find(order.begin(), order.end(), *later); at != order.end()) {
+        place = at + 1;
+        break;
+      }
+    order.insert(place, g);
+  }
   return order;
 }
 

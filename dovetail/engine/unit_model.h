@@ -36,6 +36,10 @@ struct ModelUnit {
   std::vector<UnitParameter> parameters;
   std::string format = {};                      // plan::GroupSpec
   std::optional<bool> keep_after_forward = {};  // plan::GroupSpec
+  // Of a module that has other parameters in another unit (a head and an embedding): this one's are used behind the
+  // units before it in the list. Its hooks are called together with the other's; it is reduced as soon as backward has
+  // written all its gradients, if that was before other units' in the last step, else after them.
+  bool behind_units = false;
   // Told when runtime parameters can be read from now on (true) and that they no longer can. May be null.
   std::function<void(bool gathered)> residence_changed = nullptr;
 };

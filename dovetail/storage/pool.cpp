@@ -1,6 +1,7 @@
 #include "dovetail/storage/pool.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "dovetail/base/error.h"
 
@@ -42,11 +43,17 @@ void SlotPool::restore() {
   for (int64_t bytes : planned_) buffers_.emplace_back(allocator_, ledger_, bytes, Role::slot);
 }
 
-void SlotPool::trim(int64_t bytes) noexcept {
-  for (size_t i = 0; i < buffers_.size(); ++i) {
-    if (policy_.in_use(static_cast<int64_t>(i)) || touched_[i] <= bytes) continue;
-    buffers_[i].zero(buffers_[i].data() + bytes, touched_[i] - bytes);
-    touched_[i] = bytes;
+void SlotPool::trim(int64_t bytes, int64_t slots) {
+  std::vector<size_t> by_size(buffers_.size());
+  std::iota(by_size.begin(), by_size.end(), size_t{0});
+  std::ranges::stable_sort(by_size, {}, [&](size_t i) { return buffers_[i].bytes(); });
+  for (const size_t i : by_size) {
+    if (policy_.in_use(static_cast<int64_t>(i))) continue;
+    const bool kept = buffers_[i].bytes() < bytes || slots-- > 0;
+    const int64_t keeps = kept ? bytes : 0;
+    if (touched_[i] <= keeps) continue;
+    buffers_[i].zero(buffers_[i].data() + keeps, touched_[i] - keeps);
+    touched_[i] = keeps;
   }
 }
 

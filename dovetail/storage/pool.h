@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "dovetail/layout/slot_policy.h"
@@ -41,8 +42,9 @@ class SlotPool {
   Slot acquire(int64_t bytes);
   // Back to the slots it was made with, after slots were enlarged or added. No slot may be in use; contents are lost.
   void restore();
-  // The rest of the step needs no slot beyond so many bytes: pages of free slots behind them are given back.
-  void trim(int64_t bytes) noexcept;
+  // The rest of the step needs no slot beyond so many bytes, and of free ones that large no more than `slots` at once
+  // (those that acquire() would choose): other pages of free slots are given back.
+  void trim(int64_t bytes, int64_t slots = std::numeric_limits<int64_t>::max());
   int64_t in_use() const { return policy_.in_use_count(); }
   const std::vector<int64_t>& sizes() const { return policy_.sizes(); }
 

@@ -25,12 +25,13 @@ void bind_engine(py::module_& m) {
       }));
   py::class_<ModelUnit>(m, "ModelUnit")
       .def(py::init([](const std::string& name, std::vector<UnitParameter> parameters, const std::string& format,
-                       std::optional<bool> keep_after_forward, py::object residence_changed) {
+                       std::optional<bool> keep_after_forward, bool behind_units, py::object residence_changed) {
              return ModelUnit{.name = name, .parameters = std::move(parameters), .format = format,
-                              .keep_after_forward = keep_after_forward,
+                              .keep_after_forward = keep_after_forward, .behind_units = behind_units,
                               .residence_changed = callback<bool>(std::move(residence_changed))};
            }),
            py::arg("name"), py::arg("parameters"), py::arg("format"), py::arg("keep_after_forward"),
+           py::arg("behind_units"),
            py::arg("residence_changed"));
 
   py::class_<UpdateParameter>(m, "UpdateParameter")

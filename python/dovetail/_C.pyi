@@ -128,7 +128,7 @@ class UnitParameter:
 
 class ModelUnit:
     def __init__(self, name: str, parameters: Sequence[UnitParameter], format: str, keep_after_forward: bool | None,
-                 residence_changed: Callable[[bool], object] | None) -> None: ...
+                 behind_units: bool, residence_changed: Callable[[bool], object] | None) -> None: ...
 
 class UpdateParameter:
     @property

@@ -103,14 +103,16 @@ def fully_shard(
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
                 dict(units or {}), main_dtype)
     unit.ignored = list(ignored_params or ())
-    found = _take_parameters(unit, ignored_params or set())
+    found, behind = _take_parameters(unit, ignored_params or set())
     if shard_placement_fn is not None:
-        check_placements(shard_placement_fn, [(name, param) for param, _, name in found], mesh)
-    names = [name for _, _, name in found]
+        check_placements(shard_placement_fn, [(name, param) for param, _, name in found + behind], mesh)
+    names = [name for _, _, name in found + behind]
     for pattern in unit.parts:
         if not any(fnmatch.fnmatchcase(name, pattern) for name in names):
             raise ValueError(f"units: {pattern!r}: wanted a pattern of some of {names}")
     shard_parameters(unit, found)
+    if behind:
+        shard_parameters(unit.split(), behind)
     watch_optimizers()
     for m in modules:
         setattr(m, STATE, unit)
@@ -152,21 +154,30 @@ def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str | None:
 
 def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
     """Whole parameters of the unit's modules with all references: those that no unit below has, and those that a unit
-    below shares with modules outside of it, where this unit holds all of these."""
+    below shares with modules outside of it, where this unit holds all of these.
+
+    Apart, those that only modules behind the units below have, which then are used behind them (a head): where they are
+    no less than half of the largest of these units, so that reducing them on their own pays.
+    """
     inside = {id(m) for top in unit.modules for m in top.modules()}
     skipped = {id(p) for p in ignored}
     found: dict[int, tuple[nn.Parameter, list, str]] = {}
+    behind: set[int] = set()
+    largest = 0  # of the units below, in elements
 
     def consider(param: nn.Parameter, module: nn.Module, name: str, prefix: str) -> None:
         places = shared_places(param)
         if (module, name) not in places and places:
             places.append((module, name))
+        if id(param) not in found and largest and not places:
+            behind.add(id(param))
         if all(id(m) in inside for m, _ in places):
             entry = found.setdefault(id(param), (param, places or [], prefix + name))
             if (module, name) not in entry[1]:
                 entry[1].append((module, name))
 
     def visit(module: nn.Module, prefix: str, below: bool) -> None:
+        nonlocal largest
         below = below or isinstance(module, FSDPModule)
         for name, param in module._parameters.items():
             if param is None or id(param) in skipped:
@@ -188,10 +199,15 @@ def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
             consider(param, module, name, prefix)
         for name, child in module.named_children():
             visit(child, f"{prefix}{name}.", below)
+        if isinstance(module, FSDPModule):
+            largest = max(largest, 1, sum(s.param.numel() for part in module._unit().parts_of_it() for s in part.slots))
 
     for i, m in enumerate(unit.modules):
         visit(m, f"{i}." if len(unit.modules) > 1 else "", below=False)
-    return list(found.values())
+    if 2 * sum(p.numel() for p, _, _ in found.values() if id(p) in behind) < largest:
+        behind.clear()
+    return ([entry for key, entry in found.items() if key not in behind],
+            [entry for key, entry in found.items() if key in behind])
 
 
 def _refuse_distributed(param: nn.Parameter, name: str) -> None:
@@ -245,7 +261,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
         try:
             output = method(self, *args, **kwargs)
         except BaseException:
-            unit.runtime.engine.forward_failed(unit.index)
+            unit.runtime.forward_failed(unit)
             raise
         return unit.runtime.after_forward(unit, output)
 
@@ -316,7 +332,8 @@ class FSDPModule:
         Raises:
             RuntimeError: before the first forward of the root.
         """
-        self._running("unshard").engine.gather(self._unit().index)
+        for part in self._unit().parts_of_it():
+            self._running("unshard").engine.gather(part.index)
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
@@ -325,7 +342,8 @@ class FSDPModule:
         Raises:
             RuntimeError: before the first forward of the root.
         """
-        self._running("reshard").engine.release(self._unit().index)
+        for part in self._unit().parts_of_it():
+            self._running("reshard").engine.release(part.index)
 
     def _running(self, call: str) -> Runtime:
         runtime = self._unit().runtime

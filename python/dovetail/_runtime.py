@@ -31,8 +31,20 @@ def start(unit: Unit) -> None:
         u.name = path
         units.append(u)
     units.append(unit)
-    warn_of_strangers(unit.modules[0], units)
-    Runtime(units)
+    warn_of_strangers(unit.modules[0], [part for u in units for part in u.parts_of_it()])
+    Runtime(_in_forward_order(units))
+
+
+def _in_forward_order(units: list[Unit]) -> list[Unit]:
+    """With their parts behind the units below them, before the root."""
+    order = list(units)
+    for u in units:
+        if u.behind is not None:
+            inside = {id(m) for top in u.modules for m in top.modules()}
+            last = max(i for i, other in enumerate(order[:-1]) if id(other.modules[0]) in inside)
+            order.insert(last + 1, u.behind)
+            u.behind.name = u.name
+    return order
 
 
 def runtime_of(params: Iterable[torch.Tensor], who: str) -> "Runtime":
@@ -121,7 +133,8 @@ class Runtime:
                 parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
                 self.specs.append(spec_of(name, shape, slot.kind, slot.parts))
                 self.slots.append(slot)
-            model.append(_C.ModelUnit(u.name, parameters, u.format, u.keep_after_forward(root),
+            group = u.name if u.front is None else f"{u.name} (behind its units)".lstrip()
+            model.append(_C.ModelUnit(group, parameters, u.format, u.keep_after_forward(root), u.front is not None,
                                       _weakly(u.residence_changed)))
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, self.world, options, self.specs)
@@ -198,21 +211,30 @@ class Runtime:
         tensors = [flat[i].to(dtype) if dtype and flat[i].is_floating_point() else flat[i] for i in at]
         for i, t in zip(at, self.engine.before_forward(unit.index, tensors)):
             flat[i] = t
+        if unit.behind is not None:
+            self.engine.before_forward(unit.behind.index, [])
         return tree_unflatten(flat, spec)
 
     def after_forward(self, unit: Unit, output):
         if sys.exc_info()[0] is not None:  # the forward threw
-            self.engine.forward_failed(unit.index)
+            self.forward_failed(unit)
             return None
         flat, spec = tree_flatten(output)
         at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
         dtype = unit.policy.output_dtype
-        for i, t in zip(at, self.engine.after_forward(unit.index, [flat[i] for i in at])):
+        tensors = [flat[i] for i in at]
+        for part in reversed(unit.parts_of_it()):
+            tensors = self.engine.after_forward(part.index, tensors)
+        for i, t in zip(at, tensors):
             flat[i] = t.to(dtype) if dtype and t.is_floating_point() else t
         if unit is self.root:  # between passes parameters are the sharded ones, also of units that stay gathered
             for u in self.units:
                 u.show(runtime=False)
         return tree_unflatten(flat, spec)
+
+    def forward_failed(self, unit: Unit) -> None:
+        for part in unit.parts_of_it():
+            self.engine.forward_failed(part.index)
 
     def _root_begins(self) -> None:
         if not self.values_seen:

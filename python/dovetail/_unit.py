@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import fnmatch
 import weakref
 from dataclasses import dataclass, field
@@ -73,10 +74,22 @@ class Unit:
     index: int = -1                  # of the unit in it
     name: str = ""
     gathered: bool = False           # runtime parameters can be read
+    behind: "Unit | None" = None     # parameters that the modules use behind the units below them (a head)
+    front: "Unit | None" = None      # of such a one: the unit that it is a part of
 
     def __post_init__(self):
         _units.add(self)
         self.shards = shard_mesh(self.mesh, self.options().zero1)  # refuses plans that cannot be
+
+    def split(self) -> "Unit":
+        """Makes the part for parameters used behind the units below, which the engine reduces on its own."""
+        self.behind = copy.copy(self)
+        self.behind.slots, self.behind.ignored, self.behind.front = [], [], self
+        return self.behind
+
+    def parts_of_it(self) -> "list[Unit]":
+        """Itself and what is behind."""
+        return [self] if self.behind is None else [self, self.behind]
 
     def options(self) -> "_C.PlanOptions":
         """Of the planner, for the ranks of the mesh. The second dimension of a 2-D mesh is that over which is sharded.
@@ -86,6 +99,9 @@ class Unit:
     def keep_after_forward(self, root: "Unit") -> bool | None:
         """Whether it stays gathered until its backward. None: as the plan has it by its place, which keeps the root and
         the unit that backward comes to next."""
+        if self.front is not None:
+            kept = self.front.keep_after_forward(root)
+            return self.front is root if kept is None else kept
         if self.reshard_after_forward is False:
             return True
         return False if self.reshard_after_forward and self is root else None

@@ -6,6 +6,7 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 import unittest
 
 import argument_checks
+import behind_checks
 import case_checks
 import case_state_checks
 import compile_checks
@@ -18,7 +19,8 @@ import training_checks
 import unit_checks
 
 
-FACE = (argument_checks, case_checks, case_state_checks, feature_checks, mistake_checks, training_checks, unit_checks)
+FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, mistake_checks, training_checks,
+        unit_checks)
 
 
 class Parity(ranks.Checks):

@@ -100,9 +100,14 @@ class Wheel(unittest.TestCase):
         self.assertIn("dovetail/py.typed", sources)
         self.assertIn("dovetail/optim/__init__.py", sources)
         packed = {name for name in self.files if not re.match(r"dovetail-[^/]*\.dist-info/", name)}
-        self.assertEqual(packed, {*sources, f"dovetail/{EXTENSION}"})
+        fmt, = self.fmt_libraries()
+        self.assertEqual(packed, {*sources, f"dovetail/{EXTENSION}", f"dovetail/{fmt}"})
         for name, file in sources.items():
             self.assertEqual(self.files[name], file.read_bytes(), name)
+
+    def fmt_libraries(self) -> list[str]:
+        """What the extension needs beside torch and what every Linux has, by name."""
+        return [n for n in dynamic(self.packages / "dovetail" / EXTENSION, "NEEDED") if n.startswith("libfmt.so.")]
 
     def test_metadata(self):
         project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -136,12 +141,14 @@ class Wheel(unittest.TestCase):
                  self.packages / "torch/__init__.py"]
         self.assertEqual(self.asked(code), [str(f) for f in files])
 
-    def test_the_extension_finds_torch_beside_it(self):
+    def test_the_extension_finds_its_libraries_beside_it(self):
         library = self.packages / "dovetail" / EXTENSION
-        self.assertEqual(dynamic(library, "R(?:UN)?PATH"), ["$ORIGIN/../torch/lib"])
+        self.assertEqual(dynamic(library, "R(?:UN)?PATH"), ["$ORIGIN:$ORIGIN/../torch/lib"])
         self.assertIn("libtorch_python.so", dynamic(library, "NEEDED"))
         # Without torch having been imported before.
-        self.asked(f"import ctypes; ctypes.CDLL({str(library)!r})")
+        maps = self.asked(f"import ctypes; ctypes.CDLL({str(library)!r}); print(open('/proc/self/maps').read())")
+        loaded = {line.split()[-1] for line in maps if "libfmt" in line}
+        self.assertEqual(loaded, {str(self.packages / "dovetail" / name) for name in self.fmt_libraries()})
 
     def test_an_example_trains_on_two_ranks(self):
         script = shutil.copy(EXAMPLES / "fsdp2_swap.py", self.folder)

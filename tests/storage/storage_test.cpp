@@ -97,6 +97,26 @@ TEST(Pool, TrimGivesBackWhatNobodyNeeds) {
   EXPECT_EQ(data[200'000], std::byte{1});
 }
 
+TEST(Pool, TrimKeepsTheSlotsThatServeNext) {
+  HostAllocator host;
+  Ledger ledger;
+  SlotPool pool(host, ledger, {2 << 20, 1 << 20, 1 << 20, 65536});
+  std::vector<std::byte*> data;
+  {
+    std::vector<SlotPool::Slot> all;
+    for (int64_t bytes : {2 << 20, 1 << 20, 1 << 20, 65536}) all.push_back(pool.acquire(bytes));
+    for (auto& slot : all) std::memset(slot.data(), 1, slot.bytes()), data.push_back(slot.data());
+  }
+  pool.trim(100'000, 1);
+  auto next = pool.acquire(100'000);
+  EXPECT_EQ(next.data(), data[1]);
+  EXPECT_EQ(data[1][99'999], std::byte{1});
+  EXPECT_EQ(data[1][100'000], std::byte{0});
+  EXPECT_EQ(data[0][0], std::byte{0});
+  EXPECT_EQ(data[2][0], std::byte{0});
+  EXPECT_EQ(data[3][0], std::byte{1});  // for smaller ones
+}
+
 TEST(Pool, GoesBackToItsPlannedSizes) {
   HostAllocator host;
   Ledger ledger;
