@@ -322,10 +322,10 @@ void Runner::take_gradient(int64_t g, size_t parameter, const at::Tensor& given)
   at::Tensor target = direct_contribution(g, parameter, /*few_rows=*/false, fresh);
   if (!target.defined()) return;
   at::NoGradGuard no_grad;
-  if (!fresh)
+  if (fresh)
+    move_gradient(grad, given, target);
+  else
     target.add_(grad);
-  else if (!move_gradient(grad, given, target))
-    target.copy_(grad);
   context_.ledger.copied(CopyReason::gradient, target.nbytes());
 }
 

@@ -186,8 +186,8 @@ class Runtime:
             RuntimeError: while there are gradients, which the new one would not have.
         """
         if any(slot.param.grad is not None for slot in self.slots):
-            raise RuntimeError("a call that makes the engine anew while parameters have gradients: wanted it before the "
-                               "first backward pass, or after zero_grad()")
+            raise RuntimeError("a call that makes the engine anew while parameters have gradients: wanted it before "
+                               "the first backward pass, or after zero_grad()")
         optimizer = self.optimizer and self.optimizer()
         state = optimizer and optimizer.taken_out()
         for slot in self.slots:

@@ -123,7 +123,7 @@ class Stub(unittest.TestCase):
         with open(PACKAGE.parents[1] / "pyproject.toml", "rb") as file:
             setuptools = tomllib.load(file)["tool"]["setuptools"]
         for file in PACKAGE.iterdir():
-            if file.suffix not in (".py", "") or file.name == "py.typed":
+            if file.suffix not in (".py", ".so", "") or file.name == "py.typed":  # CMake installs the module itself
                 patterns = setuptools["package-data"]["dovetail"]
                 self.assertTrue(any(fnmatch.fnmatch(file.name, p) for p in patterns), file.name)
         folders = {".".join(f.parent.relative_to(PACKAGE.parent).parts) for f in PACKAGE.rglob("__init__.py")}

@@ -120,7 +120,8 @@ def check_units_of_two_dtypes_under_one_root(world):
             output.float().square().mean().backward()
             for (name, p), q in zip(model.named_parameters(), theirs.parameters()):
                 assert p.dtype == torch.float32, name
-                torch.testing.assert_close(full(p.grad), full(q.grad), rtol=1e-5, atol=1e-7, msg=lambda s: f"{name}: {s}")
+                torch.testing.assert_close(full(p.grad), full(q.grad), rtol=1e-5, atol=1e-7,
+                                           msg=lambda s: f"{name}: {s}")
             state = optim.AdamW(model.parameters(), lr=1e-2)
             state.step()
             assert not torch.equal(full(model.head.weight.detach()), full(theirs.head.weight.detach()))
