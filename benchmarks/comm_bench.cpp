@@ -1,6 +1,7 @@
 // All-gather, reduce-scatter and barrier: ours over Gloo's messages on loopback, Gloo's own, for sums
 // Gloo's all-to-all with our sum; and in shared memory (peer), beside the same sum over as much
-// private memory on every rank at once (bound): what the memory allows. Ranks are processes;
+// private memory on every rank at once (bound): what the memory allows; and the same until all ranks have begun and ended
+// (all done), which no reduction can do without, and which costs more where ranks share cores. Ranks are processes;
 // candidates take turns round by round; a round's time is its slowest rank's, and the median over
 // the rounds is reported. MIB is one member's slice, so the whole is RANKS * MIB.
 //
@@ -138,6 +139,13 @@ void bench_size(Group& world, Group& peers, ::c10d::Backend& gloo, const Setting
       {"bound",
        [&] {
          tree.sum(private_inputs, DType::f32, {sums.data_ptr<float>(), static_cast<size_t>(each)});
+       },
+       {}},
+      {"all done",
+       [&] {
+         peers.barrier({});
+         tree.sum(private_inputs, DType::f32, {sums.data_ptr<float>(), static_cast<size_t>(each)});
+         peers.barrier({});
        },
        {}},
       {"peer", [&] { peers.reduce_scatter(in_place, {Phase::reduce, -1, 0, "bench"})->wait(); }, {}},
