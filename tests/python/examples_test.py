@@ -22,10 +22,6 @@ EXAMPLES = pathlib.Path(__file__).resolve().parents[2] / "examples" / "python"
 SECONDS = 120  # for one script on a busy machine; about 10 on an idle one
 SEQUENCE = 48
 PR_SET_PDEATHSIG = 1
-# After the last line a rank now and then dies of a thread that it did not join, as torch's own scripts do on a busy
-# machine (benchmarks/compare.py repeats such runs as well). Such a run counts for nothing and is repeated.
-TEARDOWN = "terminate called without an active exception"
-ATTEMPTS = 3
 
 
 def run(name: str, ranks: int, *options: str) -> str:
@@ -39,16 +35,13 @@ def run(name: str, ranks: int, *options: str) -> str:
 def finish(command: list[str], environment: Mapping[str, str], folder: str | None = None) -> str:
     """What a command printed, in the folder. It must end with 0, in time."""
     environment = {**environment, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "PYTHONUTF8": "1"}
-    for _ in range(ATTEMPTS):
-        process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                   encoding="utf-8", preexec_fn=end_with_the_test)
-        try:
-            out, errors = process.communicate(timeout=SECONDS)
-        finally:
-            process.terminate()  # not kill: torchrun then ends the ranks, which are in sessions of their own
-            process.wait()
-        if TEARDOWN not in errors:
-            break
+    process = subprocess.Popen(command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               encoding="utf-8", preexec_fn=end_with_the_test)
+    try:
+        out, errors = process.communicate(timeout=SECONDS)
+    finally:
+        process.terminate()  # not kill: torchrun then ends the ranks, which are in sessions of their own
+        process.wait()
     if process.returncode != 0:
         raise AssertionError(f"{' '.join(command)} ended with {process.returncode}:\n{out}\n{errors}")
     return out
