@@ -14,7 +14,7 @@ from . import _C
 from ._mistakes import refuse_unset, warn_of_strangers
 from ._ranks import ranks_of, world_of
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
-from .ragged import local_elements, sharded_tensor
+from .ragged import local_elements
 
 STATE = "_dovetail_unit"  # on a module: its unit
 
@@ -117,12 +117,16 @@ class Runtime:
                 if values.is_meta:
                     raise RuntimeError(f"parameter {name} is on the meta device: materialise the model with to_empty() "
                                        "and initialise it before the first forward")
-                shape = list(slot.param.shape)
+                shape = list(slot.layout.shape)
                 parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
                 self.specs.append(spec_of(name, shape, slot.kind, slot.parts))
                 self.slots.append(slot)
             model.append(_C.ModelUnit(u.name, parameters, u.format, u.keep_after_forward(root),
                                       _weakly(u.residence_changed)))
+        meshes = {slot.parallel.mesh for slot in self.slots if slot.parallel is not None}
+        if len(meshes) > 1:
+            raise ValueError(f"fully_shard: wanted one mesh of tensor parallelism below a root, got {list(meshes)}")
+        self.parallel_ranks = next(iter(meshes), None)  # the mesh of tensor parallelism
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, self.world, options, self.specs)
         self.engine.set_gradient_factor(1.0 / self.factor)
@@ -147,11 +151,10 @@ class Runtime:
 
     def _show(self) -> None:
         """Makes the engine's main weights and gradients the memory of the sharded parameters."""
-        mesh = self.root.shards
         for slot, p in zip(self.slots, self.engine.parameters()):
             local = slot.param._local_tensor
             local.data = p.main.view(local.shape)
-            slot.gradient = sharded_tensor(p.grad, mesh, slot.intervals, slot.param.shape)
+            slot.gradient = slot.layout.tensor(p.grad)
 
     def take_over(self) -> None:
         """Values of parameters and gradients whose memory was exchanged under them, as Module._apply does."""
@@ -198,6 +201,7 @@ class Runtime:
         tensors = [flat[i].to(dtype) if dtype and flat[i].is_floating_point() else flat[i] for i in at]
         for i, t in zip(at, self.engine.before_forward(unit.index, tensors)):
             flat[i] = t
+        unit.begin_pass()
         return tree_unflatten(flat, spec)
 
     def after_forward(self, unit: Unit, output):
@@ -226,7 +230,7 @@ class Runtime:
                 slot.runtime.requires_grad_(slot.param.requires_grad)
             for module, name in slot.places:
                 registered = module._parameters.get(name)
-                if registered is not slot.param and registered is not slot.runtime:
+                if registered is not slot.param and registered is not slot.shown:
                     raise RuntimeError(f"parameter {spec.name} was replaced by another object: wanted a write into the "
                                        "sharded one, as load_state_dict() without assign=True does")
 
