@@ -197,7 +197,7 @@ def _refuse_what_cannot_be(unit: Unit, param: nn.Parameter, name: str) -> None:
     for pattern in unit.parts if parallel is not None and parallel.splits else ():
         if fnmatch.fnmatchcase(name, pattern):
             raise ValueError(f"units: {pattern!r}: wanted parameters that no tensor-parallel rank has a part of, got "
-                             f"{name} in {parallel.placement} over {parallel.mesh.size()} ranks")
+                             f"{name} in {parallel.placement!r} over {parallel.mesh.size()} ranks")
 
 
 def _no_deepcopy(self, memo):

@@ -102,10 +102,10 @@ class Layout:
     def state(self, local: torch.Tensor, intervals: Sequence[Interval], shape: Sequence[int]) -> DTensor:
         """One of optimizer state that `shape` and `intervals` describe for this rank's part of the parameter."""
         parallel = self.parallel
+        if parallel is not None and tuple(shape) == tuple(self.shape):
+            return self._tensor(local, intervals, parallel.shape, parallel.placement)
         if parallel is None or not parallel.splits:
             return self._tensor(local, intervals, shape, parallel and Replicate())
-        if tuple(shape) == tuple(self.shape):
-            return self._tensor(local, intervals, parallel.shape, parallel.placement)
         # Blocks are counted in each part: a row for each, so that they never load for other parts.
         return self._tensor(local, intervals, (parallel.mesh.size(), *shape), Shard(0))
 

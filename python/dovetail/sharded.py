@@ -222,7 +222,7 @@ class ShardedTensor(DTensor):
                      backward_dtype: torch.dtype | None = None) -> DTensor:
         """This tensor with other placements on the same mesh. Differentiable, synchronous, a collective.
 
-        Everything goes by way of the whole tensor. Raises RuntimeError for another mesh, for Partial, and for other
+        Other runs are cut from the whole part, everything else from the whole tensor. Raises RuntimeError for another mesh, for Partial, and for other
         runs in other parts.
         """
         if placements is None:
@@ -238,10 +238,9 @@ class ShardedTensor(DTensor):
                 ragged and target[1:] != self.placements[1:]):
             raise RuntimeError("redistribute: cannot go from "
                                f"{' to '.join(', '.join(map(str, p)) for p in (self.placements, target))}")
-        whole = _Gather.apply(source)
         if ragged:
-            return _Slice.apply(whole, source.with_local(source._local_tensor, intervals=target[0].intervals))
-        return whole.redistribute(placements=target, backward_dtype=backward_dtype)
+            return _Recut.apply(source, target[0].intervals)
+        return _Gather.apply(source).redistribute(placements=target, backward_dtype=backward_dtype)
 
     def full_tensor(self, *, grad_placements: Sequence[Placement] | None = None) -> torch.Tensor:
         """The whole tensor, plain, on every rank. Differentiable, a collective.
@@ -376,6 +375,20 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return _Slice.apply(grad, ctx.like)
+
+
+class _Recut(torch.autograd.Function):
+    """Other runs. Ranks of other parts take no part: their layouts may happen to be the same already."""
+
+    @staticmethod
+    def forward(ctx, t, intervals):
+        ctx.like = t.detach()
+        run = intervals[t.device_mesh.get_local_rank(0)]
+        return t.with_local(slice_run(gather_part(t), t.part_shape, run).clone(), intervals=intervals)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _Slice.apply(grad, ctx.like), None
 
 
 class _Slice(torch.autograd.Function):

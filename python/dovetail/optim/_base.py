@@ -229,6 +229,9 @@ def _part_of(value: torch.Tensor, mine: DTensor) -> torch.Tensor:
     if isinstance(value, DTensor):
         if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
             return local_elements(value)
+        if isinstance(value, ShardedTensor) and isinstance(mine, ShardedTensor) and (
+                value.device_mesh == mine.device_mesh and value.placements[1:] == mine.placements[1:]):
+            return local_elements(value.redistribute(placements=mine.placements))
         value = value.full_tensor()
     if isinstance(mine, ShardedTensor):
         return mine.cut(value)

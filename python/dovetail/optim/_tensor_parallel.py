@@ -25,10 +25,10 @@ def refuse_units_of_parts(who: str, runtime: Runtime, unit_of) -> None:
         for unit in unit_of(spec, slot.kind):
             if unit == "element" or unit.startswith("block:") and parallel.even:
                 continue
-            parts = "" if parallel.even else " of several sizes"
-            raise ValueError(f'{who}: parameter {spec.name}: wanted operations on single elements, since each of '
-                             f'{parallel.mesh.size()} tensor-parallel ranks has a part{parts} of it, {parallel.placement}'
-                             f'; got one on units of "{unit}"')
+            wanted, sizes = ("elements or blocks", "") if parallel.even else ("elements", ", of several sizes")
+            raise ValueError(f'{who}: parameter {spec.name}: wanted operations on {wanted}, since each of '
+                             f'{parallel.mesh.size()} tensor-parallel ranks has a part of it, {parallel.placement!r}'
+                             f'{sizes}; got one on units of "{unit}"')
 
 
 def skip_together(runtime: Runtime) -> None:
