@@ -90,17 +90,18 @@ def concatenated(one: DeviceMesh, other: DeviceMesh) -> DeviceMesh:
     Raises:
         ValueError: where they are no slices of one mesh, or of the same dimension.
     """
-    key = (one, other)
+    default = dist.distributed_c10d._get_default_group()
+    key = (id(default), one, other)
     if key not in _pairs:
         if one.ndim != 1 or other.ndim != 1 or not one.mesh_dim_names or not other.mesh_dim_names:
             raise ValueError('wanted two dimensions of one mesh with names, as mesh["dp"] and mesh["tp"]')
         if set(one.mesh_dim_names) & set(other.mesh_dim_names):
             raise ValueError(f"wanted another dimension, got {one.mesh_dim_names[0]} of both")
         try:
-            _pairs[key] = DeviceMesh._concatenate([one, other])
+            _pairs[key] = (default, DeviceMesh._concatenate([one, other]))
         except RuntimeError as error:
             raise ValueError(f'wanted two dimensions of one mesh, as mesh["dp"] and mesh["tp"]: {error}') from None
-    return _pairs[key]
+    return _pairs[key][1]
 
 
 def close_worlds() -> None:

@@ -8,11 +8,12 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
 from ._mistakes import refuse_unset, warn_of_strangers
-from ._ranks import ranks_of, world_of
+from ._ranks import flat_mesh, ranks_of, world_of
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
 from .ragged import local_elements
 
@@ -142,6 +143,10 @@ class Runtime:
         if self.stays_gathered:
             self.keep_gathered(True)
 
+    def all_ranks(self) -> list[DeviceMesh]:
+        """1-D meshes that together reach all ranks of the model: of the engine, and of tensor parallelism."""
+        return [flat_mesh(self.root.mesh)] + ([self.parallel_ranks] if self.parallel_ranks is not None else [])
+
     def keep_gathered(self, keep: bool) -> None:
         """Whether all units stay gathered. Between passes parameters are the sharded ones in any case."""
         self.stays_gathered = keep
@@ -220,7 +225,7 @@ class Runtime:
 
     def _root_begins(self) -> None:
         if not self.values_seen:
-            refuse_unset(self.root.modules[0], self.root)
+            refuse_unset(self.root.modules[0], self.all_ranks())
             self.values_seen = True
         if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
             self.engine.zero_grad()

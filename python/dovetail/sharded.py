@@ -168,8 +168,8 @@ class ShardedTensor(DTensor):
     @property
     def part_begin(self) -> int:
         """Where this rank's part begins along `split_dim`."""
-        mesh = self._spec.mesh
-        return 0 if self.split_dim is None else chunk(self.shape[self.split_dim], mesh.size(1), mesh.get_local_rank(1))[0]
+        mesh, dim = self._spec.mesh, self.split_dim
+        return 0 if dim is None else chunk(self.shape[dim], mesh.size(1), mesh.get_local_rank(1))[0]
 
     def cut(self, whole: torch.Tensor) -> torch.Tensor:
         """This rank's elements, 1-D, of a plain tensor that expands to this one's shape: a view where it can be."""
@@ -222,8 +222,8 @@ class ShardedTensor(DTensor):
                      backward_dtype: torch.dtype | None = None) -> DTensor:
         """This tensor with other placements on the same mesh. Differentiable, synchronous, a collective.
 
-        Other runs are cut from the whole part, everything else from the whole tensor. Raises RuntimeError for another mesh, for Partial, and for other
-        runs in other parts.
+        Other runs are cut from the whole part, everything else from the whole tensor. Raises RuntimeError for another
+        mesh, for Partial, and for runs of other parts.
         """
         if placements is None:
             raise RuntimeError("redistribute: placements are needed")

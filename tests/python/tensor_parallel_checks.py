@@ -1,5 +1,6 @@
 """Tensor-parallel modules trained by dovetail.fully_shard and by torch's: the same losses, norms and weights."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -41,7 +42,8 @@ PLAIN, MESSAGES = {"comm": "peer"}, {"comm": "c10d"}
 
 def check_mlp(world):
     for mesh in meshes(world):
-        compare(mlp(mesh), mesh, sgd, PLAIN, {"reshard_after_forward": True}, MESSAGES | {"reshard_after_forward": False})
+        compare(mlp(mesh), mesh, sgd, PLAIN, {"reshard_after_forward": True},
+                MESSAGES | {"reshard_after_forward": False})
         compare(mlp(mesh), mesh, adamw, MESSAGES, ours=engine_adamw)
 
 
@@ -199,6 +201,17 @@ def check_passes_of_every_kind(world):
     same_gradients(gradients(case, mesh, model), plain)
 
 
+def check_units_that_hand_each_other_dtensors(world):
+    mesh = meshes(world)[0]
+    case = uneven(mesh)
+    units = dataclasses.replace(case, blocks=lambda model: [m for m in model.modules() if isinstance(m, nn.Linear)])
+    seen, models = [], [sharded(units, mesh, shard) for shard in (fully_shard, torch_fully_shard)]
+    models[0].layers[0][2].register_forward_pre_hook(lambda m, args: seen.append(args[0]))
+    ours, theirs = (gradients(case, mesh, model) for model in models)
+    same_gradients(ours, theirs)
+    assert isinstance(seen[0], DTensor) and seen[0].requires_grad
+
+
 def check_norms_of_several_meshes(world):
     """Torch cannot clip parameters of one and of two mesh dimensions together; neither can this, and both say so."""
     mesh = meshes(world)[0]
@@ -215,29 +228,32 @@ def check_norms_of_several_meshes(world):
 
 
 def check_shared_weights(world):
-    """A weight of two units, which is given back to the unit above both."""
+    """Weights of two units, which are given back to the unit above both, while the rest of each stays."""
     mesh = meshes(world)[0]
+    case = llama(mesh)
 
-    def tied(shard):
-        case = llama(mesh)
+    def tied():
         torch.manual_seed(7)
         model = case.make()
         model.head.weight = model.embedding.weight
-        if shard is fully_shard:
-            shard(model.embedding, mesh=mesh["dp"])
-            shard(model.head, mesh=mesh["dp"])
-        for block in model.blocks:
-            shard(block, mesh=mesh["dp"])
-        return case, shard(model, mesh=mesh["dp"])
+        model.blocks[1].wq.weight = model.blocks[0].wq.weight
+        return model
 
-    (case, ours), (_, theirs) = tied(fully_shard), tied(torch_fully_shard)
+    ours, theirs = tied(), tied()
+    for unit in (ours.embedding, ours.head, *ours.blocks, ours):
+        fully_shard(unit, mesh=mesh["dp"])
+    for rank in range(mesh["dp"].size()):
+        (case.loss(theirs, *case.batch(torch.Generator().manual_seed(rank))) / mesh["dp"].size()).backward()
     assert ours.head.weight is ours.embedding.weight and ours.head.weight.placements[1] == Shard(0)
-    same_gradients(gradients(case, mesh, ours), gradients(case, mesh, theirs))
+    assert ours.blocks[0].wq.weight is ours.blocks[1].wq.weight
+    same_gradients(gradients(case, mesh, ours), {n: full(p.grad) for n, p in theirs.named_parameters()})
 
 
 def check_replicated_parameters_are_equal_on_all_ranks(world):
     mesh = meshes(world)[0]
-    run = train(llama(mesh), mesh["dp"].get_local_rank(), fully_shard, engine_adamw, mesh=mesh["dp"])
-    weight = run.model.norm.weight
-    assert weight.placements[1] == Replicate()
-    assert len(set(world.everyone(full(weight.detach()).numpy().tobytes()))) == 1
+    for optimizer, clip in ((engine_adamw, None), (adamw, 0.5)):
+        run = train(llama(mesh), mesh["dp"].get_local_rank(), fully_shard, optimizer, clip, mesh=mesh["dp"])
+        weight = run.model.norm.weight
+        assert weight.placements[1] == Replicate()
+        assert len(set(world.everyone(full(weight.detach()).numpy().tobytes()))) == 1
+        assert len(set(world.everyone(tuple(run.norms)))) == 1

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from .._ranks import flat_mesh
 from .._runtime import Runtime
 from ..ragged import local_elements
 
@@ -38,7 +37,7 @@ def skip_together(runtime: Runtime) -> None:
     held = [g for g in held if g.numel()]
     largest = torch.stack(torch._foreach_norm(held, torch.inf)) if held else torch.zeros(1)
     broken = (~torch.isfinite(largest).all()).float().reshape(1)
-    for mesh in (runtime.parallel_ranks, flat_mesh(runtime.root.mesh)):
+    for mesh in runtime.all_ranks():
         dist.all_reduce(broken, dist.ReduceOp.MAX, group=mesh.get_group())
     if broken and held:
         held[0][0] = torch.nan
