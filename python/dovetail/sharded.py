@@ -163,7 +163,8 @@ class ShardedTensor(DTensor):
     @property
     def part_shape(self) -> torch.Size:
         """Of the part that this rank's runs count in."""
-        return self.shape if self.split_dim is None else self.part_shapes[self._spec.mesh.get_local_rank(1)]
+        mesh, dim = self._spec.mesh, self.split_dim
+        return self.shape if dim is None else part_shape(self.shape, dim, mesh.size(1), mesh.get_local_rank(1))
 
     @property
     def part_begin(self) -> int:

@@ -161,7 +161,10 @@ def check_activation_checkpointing(world):
 def check_passes_of_every_kind(world):
     mesh = meshes(world)[0]
     case = uneven(mesh, empty=True)
-    model, plain = sharded(case, mesh, fully_shard), alone(mesh)
+    plain = alone(mesh)
+    swapped = dataclasses.replace(case, make=lambda: dovetail.nn.swap_linears(case.make()))
+    same_gradients(gradients(case, mesh, sharded(swapped, mesh, fully_shard)), plain)
+    model = sharded(case, mesh, fully_shard)
     for prefetch in (True, False):
         if prefetch:
             model.zero_grad()

@@ -75,14 +75,15 @@ def check_steps_are_skipped_together(world):
         optimizer = engine_adamw(model)
         steps(case, mesh, model, optimizer, count=1)
         before = weights(model)
-        case.loss(model, *batch(case, mesh)).backward()
-        grad = model.blocks[0].wq.weight.grad.to_local()
-        with torch.no_grad():
-            if mesh["tp"].get_local_rank() == mesh["tp"].size() - 1 and grad.numel():
-                grad[0] = math.inf
-        optimizer.step()
-        assert optimizer.last.skipped and world.everyone(optimizer.last.skipped) == [True] * world.size
-        same(weights(model), before, 0, 0)
+        for broken in (math.inf, math.nan):
+            case.loss(model, *batch(case, mesh)).backward()
+            grad = model.blocks[0].wq.weight.grad.to_local()
+            with torch.no_grad():
+                if mesh["tp"].get_local_rank() == mesh["tp"].size() - 1 and grad.numel():
+                    grad[0] = broken
+            optimizer.step()
+            assert optimizer.last.skipped and world.everyone(optimizer.last.skipped) == [True] * world.size
+            same(weights(model), before, 0, 0)
         steps(case, mesh, model, optimizer, count=1)
         assert not optimizer.last.skipped and int(optimizer.state[model.norm.weight]["step"]) == 2
         copies = world.everyone(full(model.norm.weight.detach()))
