@@ -67,8 +67,8 @@ def tensor_parallel(param: torch.Tensor, shards: DeviceMesh, name: str) -> Tenso
     try:
         both = concatenated(shards, mesh)
     except ValueError as error:
-        raise ValueError(f"parameter {name} is a DTensor on {mesh} already, and is to be sharded over {shards}, as mesh= "
-                         f"and Plan(zero1=) say: {error}") from None
+        raise ValueError(f"parameter {name} is a DTensor on {mesh} already, and is to be sharded over {shards}, as "
+                         f"mesh= and Plan(zero1=) say: {error}") from None
     return TensorParallel(mesh, placements[0], param.shape, both)
 
 

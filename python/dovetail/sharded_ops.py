@@ -4,7 +4,7 @@
 |---|---|
 | element-wise, in place or not, also over lists (`_foreach_*`, `_fused_*`) | each rank computes its own elements |
 | views whose elements are one run: `view`, `w[i]`, `w[a:b]` | a sharded tensor over the same storage |
-| other views: `t()`, `w[:, j]`, `expand`; any of split parts | `GatheredView`: a gathered copy, writes reach the shards |
+| other views: `t()`, `w[:, j]`, `expand`; any of split parts | `GatheredView`: a gathered copy that writes through |
 | factories of the same shape: `zeros_like`, `new_empty`, ... | a sharded tensor; no communication |
 | reductions to one number, `equal`, `item` | one gather of a number per rank; Replicate, the same bits on every rank |
 | random fills: `normal_`, `rand_like`, ... | each rank draws the whole tensor and keeps its run |

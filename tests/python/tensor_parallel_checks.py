@@ -27,7 +27,7 @@ def compare(case, mesh, optimizer, *ways, ours=None, clip=None, bf16=False):
     dtypes = {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32} if bf16 else {}
     rank, dp = mesh["dp"].get_local_rank(), mesh["dp"]
     theirs = train(case, rank, torch_fully_shard, optimizer, clip, mesh=dp, mp_policy=TorchPolicy(**dtypes))
-    # Two data-parallel ranks have sums of the same bits. Norms, and the fused update of the engine, differ by a rounding:
+    # Two data-parallel ranks have sums of the same bits. Norms and the engine's fused update differ by a rounding:
     # losses 3.4e-7, norms 4.3e-7, weights 8.9e-7 at most; all else was equal bit for bit, in bf16 too.
     bounds = BOUNDS[optimizer.__name__, bf16] if bf16 else dict.fromkeys(("losses", "norms", "weights"), 1e-6)
     for how in ways:
