@@ -12,9 +12,9 @@ import torch
 import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor
 
 from ._arguments import check_placements, plan_and_reshard
+from ._layout import tensor_parallel
 from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
 from ._runtime import STATE, Runtime, start
@@ -48,7 +48,8 @@ def fully_shard(
     Args:
         module: a module, or several whose parameters form one unit.
         mesh: of the ranks that train together; None: all ranks of the default process group. 2-D: parameters are
-            sharded over the second dimension and replicated over the first (HSDP).
+            sharded over the second dimension and replicated over the first (HSDP). Parameters may be DTensors of tensor
+            parallelism, on another dimension of the same mesh: what each rank has of them is sharded over `mesh`.
         reshard_after_forward: whether whole parameters are given up between forward and backward; None: True, but for
             the root. The unit that ends the forward keeps them in any case, since backward begins with it. A number of
             ranks is ``Plan(zero3=...)``, for all units of a root.
@@ -135,7 +136,7 @@ def _stored_format(modules: list[nn.Module]) -> str:
         if isinstance(m, FSDPModule):
             return m._unit().format
         for p in m._parameters.values():
-            if p is not None and not isinstance(p, DTensor):
+            if p is not None and unit_of(p) is None:
                 return "bf16" if p.dtype == torch.bfloat16 else "fp32"
     return "fp32"
 
@@ -195,7 +196,7 @@ def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
             owner = unit_of(param)
             if owner is not None and all(id(m) in inside for m in owner.modules):
                 continue  # of a unit below, reached by another path
-            _refuse_distributed(param, prefix + name)
+            _refuse_what_cannot_be(unit, param, prefix + name)
             consider(param, module, name, prefix)
         for name, child in module.named_children():
             visit(child, f"{prefix}{name}.", below)
@@ -210,13 +211,15 @@ def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
             [entry for key, entry in found.items() if key in behind])
 
 
-def _refuse_distributed(param: nn.Parameter, name: str) -> None:
+def _refuse_what_cannot_be(unit: Unit, param: nn.Parameter, name: str) -> None:
     if unit_of(param) is not None:
         raise ValueError(f"parameter {name} is sharded by a unit above this module: wanted fully_shard bottom-up, the "
                          "outermost module last")
-    if isinstance(param, DTensor):
-        raise NotImplementedError(f"a parameter that is a DTensor already, with placements {param.placements}: tensor "
-                                  "parallel parameters are not supported")
+    parallel = tensor_parallel(param, unit.shards, name)
+    for pattern in unit.parts if parallel is not None and parallel.splits else ():
+        if fnmatch.fnmatchcase(name, pattern):
+            raise ValueError(f"units: {pattern!r}: wanted parameters that no tensor-parallel rank has a part of, got "
+                             f"{name} in {parallel.placement!r} over {parallel.mesh.size()} ranks")
 
 
 def _no_deepcopy(self, memo):

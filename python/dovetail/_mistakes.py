@@ -13,10 +13,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ._ranks import flat_mesh
 from ._unit import Unit, successor_of
 from .ragged import ShardedTensor
 
@@ -71,10 +71,10 @@ def mark_emptied(module: nn.Module) -> None:
     setattr(module, _EMPTIED, True)
 
 
-def refuse_unset(root: nn.Module, unit: Unit) -> None:
+def refuse_unset(root: nn.Module, meshes: list[DeviceMesh]) -> None:
     """Raises where a buffer is on the meta device, or to_empty() left a tensor that nothing has been written to.
 
-    Collective where to_empty() was used: a shard may be unset on one rank, and all ranks raise.
+    Collective over 1-D meshes where to_empty() was used: a shard may be unset on one rank, and all ranks raise.
     """
     for name, b in root.named_buffers():
         if b.is_meta:
@@ -84,11 +84,11 @@ def refuse_unset(root: nn.Module, unit: Unit) -> None:
     if not emptied:
         return
     below = {id(t) for m in emptied for _, t in _tensors(m)}
-    mine = [name for name, t in _tensors(root) if id(t) in below and _is_unset(_elements(t))]
-    everyone = flat_mesh(unit.mesh)
-    found: list[list[str]] = [[] for _ in range(everyone.size())]
-    dist.all_gather_object(found, mine, group=everyone.get_group())
-    names = list(dict.fromkeys(name for of_rank in found for name in of_rank))
+    names = [name for name, t in _tensors(root) if id(t) in below and _is_unset(_elements(t))]
+    for mesh in meshes:
+        found: list[list[str]] = [[] for _ in range(mesh.size())]
+        dist.all_gather_object(found, names, group=mesh.get_group())
+        names = list(dict.fromkeys(name for of_rank in found for name in of_rank))
     if names:
         raise RuntimeError(f"to_empty() left these without values, and nothing was written to them since: "
                            f"{_listed(names)}. Initialise or load parameters and buffers before the first forward; a "

@@ -13,6 +13,7 @@ from . import _C
 
 _worlds: dict = {}
 _meshes: dict = {}
+_pairs: dict = {}  # 2-D meshes by their two dimensions
 _counts: dict = {}  # per list of ranks: those outside of it make no such world, and do not count it
 _seen: "weakref.WeakSet[DeviceMesh]" = weakref.WeakSet()
 _deadline = 300.0
@@ -88,11 +89,32 @@ def _mesh_of(ranks: tuple[int, ...]) -> DeviceMesh:
     return _meshes[key][1]
 
 
+def concatenated(one: DeviceMesh, other: DeviceMesh) -> DeviceMesh:
+    """The 2-D mesh of two 1-D slices of one mesh, as torch's fully_shard makes it.
+
+    Raises:
+        ValueError: where they are no slices of one mesh, or of the same dimension.
+    """
+    default = dist.distributed_c10d._get_default_group()
+    key = (id(default), one, other)
+    if key not in _pairs:
+        if one.ndim != 1 or other.ndim != 1 or not one.mesh_dim_names or not other.mesh_dim_names:
+            raise ValueError('wanted two dimensions of one mesh with names, as mesh["dp"] and mesh["tp"]')
+        if set(one.mesh_dim_names) & set(other.mesh_dim_names):
+            raise ValueError(f"wanted another dimension, got {one.mesh_dim_names[0]} of both")
+        try:
+            _pairs[key] = (default, DeviceMesh._concatenate([one, other]))
+        except RuntimeError as error:
+            raise ValueError(f'wanted two dimensions of one mesh, as mesh["dp"] and mesh["tp"]: {error}') from None
+    return _pairs[key][1]
+
+
 def close_worlds() -> None:
     """Takes leave of all ranks, as soon as no model uses them any more; the end of the process does it too. Called on
     all ranks alike; models that start from here on meet in new worlds."""
     _worlds.clear()
     _meshes.clear()
+    _pairs.clear()
 
 
 def _leave() -> None:

@@ -8,13 +8,14 @@ from collections.abc import Iterable
 
 import torch
 import torch.nn as nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
 from ._mistakes import refuse_unset, warn_of_strangers
-from ._ranks import ranks_of, world_of
+from ._ranks import flat_mesh, ranks_of, world_of
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
-from .ragged import local_elements, sharded_tensor
+from .ragged import local_elements
 
 STATE = "_dovetail_unit"  # on a module: its unit
 
@@ -129,13 +130,17 @@ class Runtime:
                 if values.is_meta:
                     raise RuntimeError(f"parameter {name} is on the meta device: materialise the model with to_empty() "
                                        "and initialise it before the first forward")
-                shape = list(slot.param.shape)
+                shape = list(slot.layout.shape)
                 parameters.append(_C.UnitParameter(name, slot.runtime, shape, values))
                 self.specs.append(spec_of(name, shape, slot.kind, slot.parts))
                 self.slots.append(slot)
             group = u.name if u.front is None else f"{u.name} (behind its units)".lstrip()
             model.append(_C.ModelUnit(group, parameters, u.format, u.keep_after_forward(root), u.front is not None,
                                       _weakly(u.residence_changed)))
+        meshes = {slot.parallel.mesh for slot in self.slots if slot.parallel is not None}
+        if len(meshes) > 1:
+            raise ValueError(f"fully_shard: wanted one mesh of tensor parallelism below a root, got {list(meshes)}")
+        self.parallel_ranks = next(iter(meshes), None)  # the mesh of tensor parallelism
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, self.world, options, self.specs)
         self.engine.set_gradient_factor(1.0 / self.factor)
@@ -151,6 +156,10 @@ class Runtime:
         if self.stays_gathered:
             self.keep_gathered(True)
 
+    def all_ranks(self) -> list[DeviceMesh]:
+        """1-D meshes that together reach all ranks of the model: of the engine, and of tensor parallelism."""
+        return [flat_mesh(self.root.mesh)] + ([self.parallel_ranks] if self.parallel_ranks is not None else [])
+
     def keep_gathered(self, keep: bool) -> None:
         """Whether all units stay gathered. Between passes parameters are the sharded ones in any case."""
         self.stays_gathered = keep
@@ -160,11 +169,10 @@ class Runtime:
 
     def _show(self) -> None:
         """Makes the engine's main weights and gradients the memory of the sharded parameters."""
-        mesh = self.root.shards
         for slot, p in zip(self.slots, self.engine.parameters()):
             local = slot.param._local_tensor
             local.data = p.main.view(local.shape)
-            slot.gradient = sharded_tensor(p.grad, mesh, slot.intervals, slot.param.shape)
+            slot.gradient = slot.layout.tensor(p.grad)
 
     def take_over(self) -> None:
         """Values of parameters and gradients whose memory was exchanged under them, as Module._apply does."""
@@ -213,6 +221,8 @@ class Runtime:
             flat[i] = t
         if unit.behind is not None:
             self.engine.before_forward(unit.behind.index, [])
+        for part in unit.parts_of_it():
+            part.begin_pass()
         return tree_unflatten(flat, spec)
 
     def after_forward(self, unit: Unit, output):
@@ -238,7 +248,7 @@ class Runtime:
 
     def _root_begins(self) -> None:
         if not self.values_seen:
-            refuse_unset(self.root.modules[0], self.root)
+            refuse_unset(self.root.modules[0], self.all_ranks())
             self.values_seen = True
         if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
             self.engine.zero_grad()
@@ -248,7 +258,7 @@ class Runtime:
                 slot.runtime.requires_grad_(slot.param.requires_grad)
             for module, name in slot.places:
                 registered = module._parameters.get(name)
-                if registered is not slot.param and registered is not slot.runtime:
+                if registered is not slot.param and registered is not slot.shown:
                     raise RuntimeError(f"parameter {spec.name} was replaced by another object: wanted a write into the "
                                        "sharded one, as load_state_dict() without assign=True does")
 

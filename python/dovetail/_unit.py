@@ -13,10 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from . import _C
+from ._layout import Layout, TensorParallel, part_of, tensor_parallel
 from ._ranks import ranks_of, shard_mesh
 from .plan import Heads, Nodes, Plan
 from .policies import MixedPrecisionPolicy
-from .ragged import local_elements, sharded_tensor
+from .ragged import local_elements
+from .sharded import gather_part
 
 # On an original parameter: the sharded one that took its place. Other modules may still refer to the original.
 _SUCCESSOR = "_dovetail_successor"
@@ -35,8 +37,8 @@ class Slot:
         param: the sharded parameter that users see: this rank's part of the main weight.
         places: (module, name) of every reference to it.
         name: within the unit's first module.
-        runtime: the whole parameter in the compute dtype, readable while the unit is gathered; None before the
-            first pass.
+        runtime: the engine's whole parameter in the compute dtype, readable while the unit is gathered; None before the
+            first pass. What modules have then is this, or of a tensor-parallel parameter a DTensor over it, `shown`.
         gradient: the sharded gradient, a view of the engine's memory; None before the first pass.
     """
 
@@ -45,12 +47,33 @@ class Slot:
     name: str
     kind: str
     parts: list["Heads | Nodes"]
-    intervals: tuple[tuple[int, int], ...]  # per rank, elements of the row-major whole
+    layout: Layout
     original: weakref.ref  # of the whole parameter, which lives on where a module outside of the unit refers to it
     runtime: nn.Parameter | None = None
     gradient: torch.Tensor | None = None
+    shown: torch.Tensor | None = None
 
-    def register(self, param: nn.Parameter) -> None:
+    @property
+    def parallel(self) -> TensorParallel | None:
+        return self.layout.parallel
+
+    def whole(self) -> torch.Tensor:
+        """What fully_shard was given: the whole values, or their tensor-parallel DTensor. Collective."""
+        if self.parallel is None:
+            return self.param.full_tensor()
+        return self.parallel.whole(gather_part(self.param)).detach()
+
+    def show(self, runtime: bool) -> None:
+        """Which parameter modules have from now on.
+
+        A DTensor over the runtime parameter is another one each time. It has a node in autograd's graph, and a backward
+        pass comes to nodes in the reverse of the order they were made in: one made before the unit's passes would
+        hand its gradient on only after the unit was reduced.
+        """
+        self.shown = (self.parallel.whole(self.runtime) if self.parallel else self.runtime) if runtime else None
+        self.register(self.param if self.shown is None else self.shown)
+
+    def register(self, param: torch.Tensor) -> None:
         for module, name in self.places:
             module._parameters[name] = param
 
@@ -113,7 +136,13 @@ class Unit:
     def show(self, runtime: bool) -> None:
         """Which parameters the modules have from now on."""
         for slot in self.slots:
-            slot.register(slot.runtime if runtime else slot.param)
+            slot.show(runtime)
+
+    def begin_pass(self) -> None:
+        """To be called in a forward pass, after the engine has begun it."""
+        for slot in self.slots:
+            if slot.parallel is not None:
+                slot.show(runtime=True)
 
 
 # All units that live. The outermost around some of them is found among these.
@@ -156,20 +185,22 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
         found: whole parameter, all references to it inside the unit, name inside the unit.
     """
     rank = unit.shards.get_local_rank()
-    kinds = [kind_of(param, places[0][0]) for param, places, _ in found]
+    values = [part_of(param) for param, _, _ in found]
+    kinds = [kind_of(value, places[0][0]) for value, (_, places, _) in zip(values, found)]
     parts = parts_of(unit.parts, [name for _, _, name in found])
-    intervals = plan_intervals(unit, [spec_of(n, p.shape, k, q) for (p, _, n), k, q in zip(found, kinds, parts)])
-    for (param, places, name), kind, part, runs in zip(found, kinds, parts, intervals):
-        begin, end = runs[rank]
-        local = param.detach().contiguous().view(-1)[begin:end].clone()
+    layouts = layouts_of(unit, [tensor_parallel(param, unit.shards, name) for param, _, name in found],
+                         [spec_of(name, v.shape, k, q) for (_, _, name), v, k, q in zip(found, values, kinds, parts)])
+    for (param, places, name), value, kind, part, layout in zip(found, values, kinds, parts, layouts):
+        begin, end = layout.intervals[rank]
+        local = value.contiguous().view(-1)[begin:end].clone()
         if unit.main_dtype is not None:
             local = local.to(unit.main_dtype)
-        sharded = nn.Parameter(sharded_tensor(local, unit.shards, runs, param.shape), requires_grad=param.requires_grad)
+        sharded = nn.Parameter(layout.tensor(local), requires_grad=param.requires_grad)
         for key, value in vars(param).items():  # marks that users have put on parameters
             if key not in _MARKS:
                 setattr(sharded, key, value)
         setattr(sharded, _UNIT, unit)
-        slot = Slot(sharded, list(places), name, kind, part, runs, weakref.ref(param))
+        slot = Slot(sharded, list(places), name, kind, part, layout, weakref.ref(param))
         slot.register(sharded)
         setattr(param, _SUCCESSOR, (unit, slot))
         unit.slots.append(slot)
@@ -195,6 +226,16 @@ def plan_intervals(unit: Unit, specs: "list[_C.TensorSpec]"):
     return [tuple(tuple(r) for r in per_rank) for per_rank in runs]
 
 
+def layouts_of(unit: Unit, parallels: "list[TensorParallel | None]", specs: "list[_C.TensorSpec]") -> list[Layout]:
+    """Of the unit's parameters, in order."""
+    # Parts of several sizes leave the others' runs elsewhere on each tensor-parallel rank: one writes them.
+    uneven = next((p for p in parallels if p is not None and not p.even), None)
+    first = uneven is None or uneven.mesh.get_local_rank() == 0
+    return [Layout(unit.shards, runs, torch.Size(spec.shape), parallel,
+                   writes=first or parallel is not None and parallel.splits)
+            for parallel, spec, runs in zip(parallels, specs, plan_intervals(unit, specs))]
+
+
 def shared_places(param: nn.Parameter) -> list[tuple[nn.Module, str]]:
     """References to a parameter that was taken back from a unit; none for any other. Kept by whoever finds more."""
     return getattr(param, _SHARED, [])
@@ -207,7 +248,7 @@ def take_back(unit: Unit, slot: Slot) -> None:
     """
     unit.slots.remove(slot)
     with torch.no_grad():
-        whole = [s.param.full_tensor() for s in unit.slots]
+        whole = [s.whole() for s in unit.slots]
     rest, unit.slots = unit.slots, []
     original = slot.original()
     delattr(original, _SUCCESSOR)

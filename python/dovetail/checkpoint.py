@@ -134,6 +134,9 @@ def _runtime(model: nn.Module) -> Runtime:
         start(unit)
     if unit.runtime.root is not unit:
         raise ValueError(f"checkpoint: wanted the root module, got the unit {unit.name} below it")
+    if unit.runtime.parallel_ranks is not None:
+        raise NotImplementedError("checkpoint: the format holds no parts of tensor-parallel parameters: wanted "
+                                  "torch.distributed.checkpoint")
     return unit.runtime
 
 

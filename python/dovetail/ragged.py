@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from . import sharded_state
 from .runs import Interval, check_intervals, chunk_intervals, row_major_strides, same_runs
-from .sharded import Ragged, ShardedTensor, ragged_spec, runs_of
+from .sharded import Ragged, ShardedTensor, part_shape, ragged_spec, runs_of
 
 __all__ = ["Ragged", "ShardedTensor", "from_full", "intervals_of", "local_elements", "sharded_tensor"]
 
@@ -23,35 +23,42 @@ sharded_state.install()
 
 
 def sharded_tensor(local: torch.Tensor, mesh: DeviceMesh, intervals: Sequence[Interval], shape: Sequence[int], *,
-                   requires_grad: bool = False) -> DTensor:
+                   second: Placement | None = None, writes: bool = True, requires_grad: bool = False) -> DTensor:
     """A DTensor of `shape` whose shards are runs of elements, over `local`; no communication.
 
     local: 1-D, contiguous, this rank's elements; its storage is shared. On the mesh's device, or on meta.
-    mesh: 1-D. intervals: (begin, end) of every rank of the mesh, in elements of the row-major tensor; any may be empty,
-    together they hold every element once.
-    Returns a stock DTensor, Shard(0), when the intervals are those of torch.chunk along dimension 0 and none is empty,
-    else a ShardedTensor: the stock infinity norm raises on a rank whose shard is empty, and the others wait for ever.
+    mesh: 1-D, or 2-D where `second`, Shard or Replicate, says what each rank of its second dimension has a part of.
+    intervals: (begin, end) of every rank of the (first) mesh dimension, in elements of the row-major part; any may be
+    empty, together they hold every element once.
+    writes: False where another rank writes these elements into distributed checkpoints.
+    Returns a stock DTensor, Shard(0), when the intervals are those of torch.chunk along dimension 0 of a 1-D mesh and
+    none is empty, else a ShardedTensor: the stock infinity norm raises on a rank whose shard is empty, and the others
+    wait for ever.
     Raises ValueError for anything else than described.
     """
     shape = torch.Size(shape)
-    if mesh.ndim != 1:
-        raise ValueError(f"sharded_tensor: a 1-D mesh is needed, this one has {mesh.ndim} dimensions: {mesh}")
+    if mesh.ndim != (1 if second is None else 2):
+        raise ValueError(f"sharded_tensor: a 1-D mesh is needed, or a 2-D one with `second`; this one has {mesh.ndim} "
+                         f"dimensions: {mesh}")
     if mesh.get_coordinate() is None:
         raise ValueError(f"sharded_tensor: this rank is not part of {mesh}")
-    if len(intervals) != mesh.size():
-        raise ValueError(f"sharded_tensor: {len(intervals)} intervals for a mesh of {mesh.size()} ranks")
-    intervals = check_intervals(intervals, math.prod(shape))
-    begin, end = intervals[mesh.get_local_rank()]
+    if len(intervals) != mesh.size(0):
+        raise ValueError(f"sharded_tensor: {len(intervals)} intervals for a mesh of {mesh.size(0)} ranks")
+    part = shape
+    if second is not None and second.is_shard():
+        part = part_shape(shape, second.dim, mesh.size(1), mesh.get_local_rank(1))
+    intervals = check_intervals(intervals, math.prod(part))
+    begin, end = intervals[mesh.get_local_rank(0)]
     if isinstance(local, DTensor) or local.shape != (end - begin,) or not local.is_contiguous():
         raise ValueError(f"sharded_tensor: local is {type(local).__name__} of shape {tuple(local.shape)} and strides "
                          f"{local.stride()}; a plain contiguous one of shape ({end - begin},) is needed")
     if local.device.type not in (mesh.device_type, "meta"):
         raise ValueError(f"sharded_tensor: local is on {local.device}, the mesh on {mesh.device_type}")
     local = local.detach()
-    chunks = chunk_intervals(shape, mesh.size())
+    chunks = chunk_intervals(shape, mesh.size()) if second is None and writes else None
     if chunks is None or not same_runs(chunks, intervals) or any(begin == end for begin, end in intervals):
-        spec = ragged_spec(mesh, Ragged(intervals), shape, local.dtype)
-        return ShardedTensor(local, spec, requires_grad=requires_grad)
+        placements = (Ragged(intervals, writes),) + (() if second is None else (second,))
+        return ShardedTensor(local, ragged_spec(mesh, placements, shape, local.dtype), requires_grad=requires_grad)
     rows = local.view(-1, *shape[1:])
     stock = DTensor.from_local(rows, mesh, [Shard(0)], shape=shape, stride=row_major_strides(shape))
     return stock.requires_grad_(requires_grad)

@@ -59,6 +59,13 @@ def chunk_intervals(shape: Sequence[int], ranks: int) -> tuple[Interval, ...] | 
     return tuple((min(r * chunk, rows) * row, min((r + 1) * chunk, rows) * row) for r in range(ranks))
 
 
+def chunk(size: int, ranks: int, rank: int) -> Interval:
+    """(first, length) of what Shard gives a rank of a dimension of `size`: chunks of ceil(size / ranks)."""
+    each = -(-size // ranks)
+    first = min(rank * each, size)
+    return first, min(each, size - first)
+
+
 def boxes(begin: int, end: int, shape: Sequence[int]) -> list[Box]:
     """The run [begin, end) cut into boxes: at most 2 * ndim - 1 of them, none for an empty run.
 

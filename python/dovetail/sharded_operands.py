@@ -5,8 +5,7 @@ import functools
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from .runs import same_runs
-from .sharded import ShardedTensor, gather, runs_of, slice_run
+from .sharded import ShardedTensor, gather, same_elements
 
 aten = torch.ops.aten
 
@@ -113,15 +112,14 @@ def part(x: torch.Tensor, like: ShardedTensor, func) -> torch.Tensor:
     if x.shape == like.shape:
         if x.placements == like.placements:
             return x._local_tensor
-        runs = runs_of(x)
-        if runs is not None and same_runs(runs, like.intervals):
+        if same_elements(x, like):
             return x._local_tensor.reshape(-1)
         if isinstance(x, ShardedTensor) or any(p.is_shard() for p in x.placements):
             raise refuse("tensors in different layouts")
     whole = whole_of(x)
     if whole.ndim == 0 and like.ndim > 0:
         return whole  # a 0-dim operand has less say in the type of the result
-    return slice_run(whole, like.shape, like.run)
+    return like.cut(whole)
 
 
 def whole_of(x: torch.Tensor) -> torch.Tensor:
@@ -136,8 +134,7 @@ def whole_of(x: torch.Tensor) -> torch.Tensor:
 def refuse_other_layout(func, target: torch.Tensor, operand: ShardedTensor) -> None:
     """Raises RuntimeError when a stock tensor in another sharded layout than the operand's is to be changed by it."""
     if isinstance(target, DTensor) and target.shape == operand.shape and not whole_everywhere(target):
-        runs = runs_of(target)
-        if runs is None or not same_runs(runs, operand.intervals):
+        if not same_elements(target, operand):
             raise RuntimeError(f"{func}: tensors in different layouts: {describe(target)} and {describe(operand)}")
 
 

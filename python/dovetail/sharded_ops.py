@@ -4,7 +4,7 @@
 |---|---|
 | element-wise, in place or not, also over lists (`_foreach_*`, `_fused_*`) | each rank computes its own elements |
 | views whose elements are one run: `view`, `w[i]`, `w[a:b]` | a sharded tensor over the same storage |
-| other views: `t()`, `w[:, j]`, `expand` | `GatheredView`: a gathered copy; writes go on to the shards |
+| other views: `t()`, `w[:, j]`, `expand`; any of split parts | `GatheredView`: a gathered copy that writes through |
 | factories of the same shape: `zeros_like`, `new_empty`, ... | a sharded tensor; no communication |
 | reductions to one number, `equal`, `item` | one gather of a number per rank; Replicate, the same bits on every rank |
 | random fills: `normal_`, `rand_like`, ... | each rank draws the whole tensor and keeps its run |
@@ -19,7 +19,7 @@ from torch.distributed.tensor import DTensor
 
 from . import sharded_reductions as reductions
 from .runs import clipped, row_major_strides
-from .sharded import ShardedTensor, gather, replicated, slice_run
+from .sharded import ShardedTensor, gather, replicated
 from .sharded_operands import (bind, describe, element_wise, element_wise_list, exchange, exchanged, part,
                                refuse_other_layout, tensors_in, whole_everywhere, whole_of, write_arguments, written)
 
@@ -160,7 +160,8 @@ def _view(func, args: tuple, kwargs: dict):
     shadow = torch.empty_strided(t.shape, row_major_strides(t.shape), dtype=t.dtype, device="meta")
     shown = func(shadow, *rest, **kwargs)
     outs = shown if isinstance(shown, (list, tuple)) else [shown]
-    if not all(o.is_contiguous() and o.dtype == t.dtype and o.is_conj() == t.is_conj() for o in outs):
+    if not all(o.is_contiguous() and o.dtype == t.dtype and o.is_conj() == t.is_conj() and
+               (t.split_dim is None or o.shape == t.shape) for o in outs):
         view = GatheredView.of(t)
         return exchanged(DTensor, view.over, as_replicate(func, (view.stock(), *rest), kwargs))
     views = []
@@ -206,8 +207,7 @@ class GatheredView(DTensor):
             self._seen[0] = self._shards._version
 
     def write_back(self) -> None:
-        begin, end = self._shards.run
-        self._shards._local_tensor.copy_(self._whole.view(-1)[begin:end])
+        self._shards._local_tensor.copy_(self._shards.cut(self._whole))
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -249,7 +249,7 @@ def _random_fill(func, args, kwargs):
     t, *rest = args
     rest, kwargs = exchange(DTensor, whole_of, tuple(rest), kwargs)
     whole = func(torch.empty(t.shape, dtype=t.dtype, device=t.device), *rest, **kwargs)
-    drawn = slice_run(whole, t.shape, t.run)
+    drawn = t.cut(whole)
     if write_arguments(func):
         t._local_tensor.copy_(drawn)
         return t

@@ -1,7 +1,8 @@
 """Reductions of sharded tensors to one number.
 
 Each rank reduces its shard, the ranks' numbers are gathered and combined in mesh order, so that every rank has the
-same bits. An empty shard takes part in the gather and counts for nothing.
+same bits; over a second mesh dimension those of its parts, or of the first of its copies. An empty shard takes part in
+the gather and counts for nothing.
 """
 
 import math
@@ -9,8 +10,7 @@ import math
 import torch
 from torch.distributed.tensor import DTensor
 
-from .runs import same_runs
-from .sharded import ShardedTensor, all_gather, gather, replicated, runs_of
+from .sharded import ShardedTensor, all_gather, gather, replicated, same_elements
 from .sharded_operands import part, whole_everywhere, whole_of
 
 aten = torch.ops.aten
@@ -46,8 +46,7 @@ def reduce(func, values: dict) -> DTensor | None:
     local = _widened(local)
     partial = torch.sum if name == "mean" else operation
     number = partial(local) if local.numel() else partial(local.new_zeros(1))
-    numbers = _of_holders(number.reshape(1), t)
-    total = partial(numbers)
+    total = _combined(number.reshape(1), t, partial)
     if name == "mean":
         total = total / t.numel()
     return replicated(total.to(result_dtype), t.device_mesh)
@@ -78,9 +77,13 @@ def norms(self: list, ord=2, dtype: torch.dtype | None = None) -> list[DTensor]:
         held = [column for column, shard in enumerate(shards) if shard.numel()]
         if held:
             mine[held] = torch.stack(torch._foreach_norm([shards[column] for column in held], order))
-        table = torch.stack(all_gather(mine, [len(mine)] * mesh.size(), mesh))
+        total = _norm_of_norms(torch.stack(all_gather(mine, [len(mine)] * mesh.size(0), mesh)), order)
+        if mesh.ndim > 1:
+            table = torch.stack(all_gather(total, [len(total)] * mesh.size(1), mesh, 1))
+            split = torch.tensor([self[i].split_dim is not None for i in members], device=total.device)
+            total = torch.where(split, _norm_of_norms(table, order), table[0])
         real = torch.empty(0, dtype=dtype or self[members[0]].dtype).abs().dtype
-        for i, norm in zip(members, _norm_of_norms(table, order).to(real).unbind()):
+        for i, norm in zip(members, total.to(real).unbind()):
             results[i] = replicated(norm, mesh)
     return results
 
@@ -93,11 +96,14 @@ def equal(one: torch.Tensor, other: torch.Tensor) -> bool:
     if not isinstance(operand, DTensor) or operand.device_mesh != like.device_mesh:
         part(operand, like, aten.equal.default)  # says why not
         return torch.equal(gather(like), operand)
-    runs = runs_of(operand)
-    if not whole_everywhere(operand) and (runs is None or not same_runs(runs, like.intervals)):
+    here = whole_everywhere(operand) or same_elements(operand, like)
+    mesh = like.device_mesh
+    if mesh.ndim > 1:  # on the ranks of some parts runs may be the same by chance
+        here = all(t.item() for t in all_gather(torch.tensor([here], device=like.device), [1] * mesh.size(1), mesh, 1))
+    if not here:
         return torch.equal(gather(like), whole_of(operand))
     same = torch.equal(like._local_tensor, part(operand, like, aten.equal.default))
-    return bool(_of_holders(torch.tensor([same], device=like.device), like).all())
+    return bool(_combined(torch.tensor([same], device=like.device), like, torch.all))
 
 
 def unscale(self: list, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> None:
@@ -111,18 +117,26 @@ def unscale(self: list, found_inf: torch.Tensor, inv_scale: torch.Tensor) -> Non
     factor = whole_of(inv_scale) if isinstance(inv_scale, DTensor) else inv_scale
     scale([t._local_tensor for t in sharded], flag, factor)
     for mesh in {t.device_mesh for t in sharded}:
-        flag.copy_(torch.stack(all_gather(flag.reshape(1), [1] * mesh.size(), mesh)).amax())
+        for dim in range(mesh.ndim):
+            flag.copy_(torch.stack(all_gather(flag.reshape(1), [1] * mesh.size(dim), mesh, dim)).amax())
 
 
 def _widened(t: torch.Tensor) -> torch.Tensor:
     return t.float() if t.is_floating_point() and t.element_size() < 4 else t
 
 
-def _of_holders(number: torch.Tensor, t: ShardedTensor) -> torch.Tensor:
-    """The numbers, [1] each, of the ranks that hold elements, 1-D in mesh order. A collective."""
-    everyone = all_gather(number, [1] * len(t.intervals), t.device_mesh)
+def _combined(number: torch.Tensor, t: ShardedTensor, combine) -> torch.Tensor:
+    """combine() of the numbers, [1] each, of the ranks that hold elements, 1-D in mesh order. A collective."""
+    mesh = t.device_mesh
+    everyone = all_gather(number, [1] * len(t.intervals), mesh)
     held = [x for x, (begin, end) in zip(everyone, t.intervals) if begin < end]
-    return torch.cat(held) if held else number
+    total = combine(torch.cat(held) if held else number)
+    if mesh.ndim == 1:
+        return total
+    parts = all_gather(total.reshape(1), [1] * mesh.size(1), mesh, 1)
+    if t.split_dim is None:
+        return parts[0].reshape(())
+    return combine(torch.cat([x for x, shape in zip(parts, t.part_shapes) if shape.numel()] or [number]))
 
 
 def _norm_of_norms(parts: torch.Tensor, order: float) -> torch.Tensor:

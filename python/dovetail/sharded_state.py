@@ -13,7 +13,7 @@ from torch.distributed.checkpoint import default_planner, state_dict
 from torch.optim.optimizer import _foreach_supported_types as optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as norm_types
 
-from .sharded import ShardedTensor, slice_run
+from .sharded import ShardedTensor
 
 
 def distributed(whole: torch.Tensor, like: ShardedTensor, device: torch.device) -> ShardedTensor:
@@ -23,7 +23,7 @@ def distributed(whole: torch.Tensor, like: ShardedTensor, device: torch.device) 
     """
     if whole.shape != like.shape:
         raise ValueError(f"a tensor of shape {tuple(whole.shape)} for one of shape {tuple(like.shape)}")
-    return like.with_local(slice_run(whole.detach(), like.shape, like.run).to(device, copy=True))
+    return like.with_local(like.cut(whole.detach()).to(device, copy=True))
 
 
 def _broadcast_tensors(stock):

@@ -15,12 +15,16 @@ import huggingface_checks
 import mistake_checks
 import parity_checks
 import ranks
+import tensor_parallel_checks
+import tensor_parallel_state_checks
+import tensor_parallel_tensor_checks
 import training_checks
 import unit_checks
 
 
 FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, mistake_checks, training_checks,
         unit_checks)
+TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 
 class Parity(ranks.Checks):
@@ -42,6 +46,16 @@ class Face(ranks.Checks):
 
     def test_four_ranks(self):
         self.on(4, *FACE)
+
+
+class TensorParallel(ranks.Checks):
+    """Two ranks: on meshes of one data-parallel or one tensor-parallel rank."""
+
+    def test_two_ranks(self):
+        self.on(2, *TENSOR_PARALLEL)
+
+    def test_four_ranks(self):
+        self.on(4, *TENSOR_PARALLEL)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,10 @@ from torch.optim.optimizer import ParamsT
 from .. import _C
 from .._ranks import flat_mesh
 from .._runtime import Runtime, runtime_of
+from .._unit import Slot
 from ..ragged import local_elements, sharded_tensor
-from ..sharded import runs_of, slice_run
+from ..sharded import ShardedTensor, runs_of, slice_run
+from ._tensor_parallel import refuse_units_of_parts, skip_together
 
 
 class EngineOptimizer(torch.optim.Optimizer):
@@ -26,8 +28,8 @@ class EngineOptimizer(torch.optim.Optimizer):
     per block a value for each block, and of one per unit each unit is an entry of its own, `name.number`.
 
     Attributes:
-        last: of the last step, None before: grad_norm, the 2-norm of all gradients together; skipped, whether it was
-            not finite, so that weights and state stayed as they were.
+        last: of the last step, None before: grad_norm, the 2-norm of all gradients together (with tensor parallelism,
+            of this rank's parts); skipped, whether it was not finite, so that weights and state stayed as they were.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
@@ -43,6 +45,10 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def _hyperparameters(self) -> Any:
         """All that operations are made from; when it changes they are made anew, and their state goes on."""
+        raise NotImplementedError
+
+    def _units(self, spec: "_C.TensorSpec", kind: str) -> list[str]:
+        """What operations want of a parameter whole: "element", "block:256", "matrix", ..."""
         raise NotImplementedError
 
     # Binding.
@@ -65,6 +71,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def _start_on(self, runtime: Runtime) -> None:
         wanted = self._hyperparameters()
+        refuse_units_of_parts(type(self).__name__, runtime, self._units)
         runtime.engine.set_operations(self._operations(runtime))
         before = runtime.optimizer and runtime.optimizer()
         if before is not None:
@@ -76,7 +83,7 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def _show_state(self) -> None:
         runtime = self._runtime
-        params = {spec.name: slot.param for spec, slot in zip(runtime.specs, runtime.slots)}
+        slots = {spec.name: slot for spec, slot in zip(runtime.specs, runtime.slots)}
         entries = [e for e in runtime.engine.state() if e.field != "weight"]
         whole, shards = flat_mesh(runtime.root.mesh), runtime.root.shards
         everyone: list = [None] * whole.size()
@@ -87,11 +94,12 @@ class EngineOptimizer(torch.optim.Optimizer):
         # The same entries in the same order on every rank.
         for number, entry in enumerate(e for e in entries if not e.per_unit):
             runs = _closed(everyone[r][number] for r in replica)
-            self.state[params[entry.tensor]][entry.field] = sharded_tensor(entry.values, shards, runs, entry.shape)
-        self._show_units([e for e in entries if e.per_unit], params, whole, shards, replica)
+            slot = slots[entry.tensor]
+            self.state[slot.param][entry.field] = slot.layout.state(entry.values, runs, entry.shape)
+        self._show_units([e for e in entries if e.per_unit], slots, whole, shards, replica)
         self._show_step()
 
-    def _show_units(self, entries: list[_C.StateEntry], params: dict[str, torch.nn.Parameter], whole: DeviceMesh,
+    def _show_units(self, entries: list[_C.StateEntry], slots: dict[str, Slot], whole: DeviceMesh,
                     shards: DeviceMesh, replica: list[int]) -> None:
         """State per unit, held by owners alone: an entry of no elements for the field, then those of its units here."""
         everyone: list = [None] * whole.size()
@@ -110,7 +118,10 @@ class EngineOptimizer(torch.optim.Optimizer):
                 size = run[1] - run[0]
                 runs = [(0, size) if r == owner else (0, 0) for r in ranks]
                 values = mine.get((tensor, field, run), empty[tensor, field])
-                self.state[params[tensor]][f"{field}.{number}"] = sharded_tensor(values, mesh, runs, [size])
+                slot = slots[tensor]
+                self.state[slot.param][f"{field}.{number}"] = (
+                    slot.layout.state(values, runs, [size]) if mesh is shards else
+                    sharded_tensor(values, mesh, runs, [size]))
 
     def _show_step(self) -> None:
         step = torch.tensor(float(self._runtime.engine.steps_done()))
@@ -150,9 +161,12 @@ class EngineOptimizer(torch.optim.Optimizer):
             return loss
         wanted = self._hyperparameters()
         if wanted != self._applied:
+            refuse_units_of_parts(type(self).__name__, runtime, self._units)
             runtime.engine.change_operations(self._operations(runtime))
             self._applied = wanted
         runtime.gradients_as_users_left_them()
+        if runtime.parallel_ranks is not None:
+            skip_together(runtime)
         self.last = runtime.engine.step(float(self._rate()), 1.0)
         runtime.gradients_are_spent()
         self._show_step()
@@ -231,6 +245,11 @@ def _part_of(value: torch.Tensor, mine: DTensor) -> torch.Tensor:
     if isinstance(value, DTensor):
         if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
             return local_elements(value)
+        if isinstance(value, ShardedTensor) and isinstance(mine, ShardedTensor) and (
+                value.device_mesh == mine.device_mesh and value.placements[1:] == mine.placements[1:]):
+            return local_elements(value.redistribute(placements=mine.placements))
         value = value.full_tensor()
+    if isinstance(mine, ShardedTensor):
+        return mine.cut(value)
     run = runs_of(mine)[mine.device_mesh.get_local_rank()]
     return slice_run(value, mine.shape, run)

@@ -32,6 +32,9 @@ class _Named(EngineOptimizer):
         options.set_rules(0.0, True, rules)
         return _C.make_optimizer(options, runtime.specs)
 
+    def _units(self, spec: "_C.TensorSpec", kind: str) -> list[str]:
+        return ["element"]
+
     def _factors(self) -> list[tuple[float, float]]:
         """Of each group, its learning rate as a part of _rate(), and its weight decay."""
         rate = self._rate()
@@ -81,6 +84,9 @@ class AdamW8bit(AdamW):
 
     _name = "adam8"
 
+    def _units(self, spec, kind):
+        return ["block:256"]
+
 
 class SGD(_Named):
     """SGD with momentum; weight decay is added to the gradient. torch's formula.
@@ -104,7 +110,17 @@ class SGD(_Named):
         options.set_sgd(group["momentum"], group["dampening"], group["nesterov"], False)
 
 
-class Muon(_Named):
+class _OfMatrices(_Named):
+    """Something on matrices, AdamW on vectors and embeddings."""
+
+    def _unit(self) -> str:
+        return "matrix"
+
+    def _units(self, spec: _C.TensorSpec, kind: str) -> list[str]:
+        return ["element" if len(spec.shape) < 2 or kind == "embedding" else self._unit()]
+
+
+class Muon(_OfMatrices):
     """Muon on matrices, AdamW on vectors and embeddings, with the same learning rate: an update of Muon is scaled by
     0.2 * sqrt(max(rows, columns)), which gives it the size of AdamW's.
 
@@ -126,13 +142,16 @@ class Muon(_Named):
         super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, unit=unit, betas=betas, eps=eps,
                                       weight_decay=weight_decay))
 
+    def _unit(self) -> str:
+        return self.param_groups[0]["unit"]
+
     def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]
         options.set_adamw(beta1, beta2, group["eps"])
         options.set_muon(group["momentum"], group["nesterov"], group["unit"])
 
 
-class Shampoo(_Named):
+class Shampoo(_OfMatrices):
     """Shampoo with RMSprop grafting on matrices, AdamW on vectors and embeddings.
 
     State: graft_sq and shampoo_momentum, fp32, of a matrix's shape; of tile N of [rows, columns] shampoo_left.N,

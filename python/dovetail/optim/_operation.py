@@ -35,8 +35,8 @@ class Run:
 
     Attributes:
         name: of the parameter.
-        shape: of the whole parameter.
-        first: number of the run's first element in the row-major parameter.
+        shape: of the whole parameter; of what this rank has of it where tensor parallelism splits it.
+        first: number of the run's first element in the row-major tensor of that shape.
         weight: fp32, to be changed in place: [n], a run of elements, blocks or rows; or [rows, columns], a unit that
             was assembled.
         grad: the same shape, fp32: the mean over ranks, as clipped. To be read.
@@ -127,6 +127,10 @@ class Operations(EngineOptimizer):
         return [_C.make_operation(type(op).__name__, f"{type(op).__name__} {_options(op)} "
                                   f"{[(g['lr'], g['weight_decay']) for g in self.param_groups]}", _Adapter(op, groups))
                 for op in self.operations]
+
+    def _units(self, spec: _C.TensorSpec, kind: str) -> list[str]:
+        shape = tuple(spec.shape)
+        return [op.unit(spec.name, shape) for op in self.operations if op.applies_to(spec.name, shape)]
 
     def _hyperparameters(self) -> Any:
         return tuple(str(_options(op)) for op in self.operations)
