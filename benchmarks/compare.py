@@ -19,6 +19,7 @@ RIVALS = {"dovetail": "fsdp2", "dovetail_peer": "fsdp2", "dovetail_bf16_peer": "
           "dovetail_muon_peer": "fsdp2_muonwa", "dovetail_bf16": "fsdp2_bf16", "dovetail_muon": "fsdp2_muonwa",
           "dovetail_adam8": "fsdp2_ao8", "dovetail_py": "fsdp2", "dovetail_py_peer": "fsdp2",
           "dovetail_py_bf16_peer": "fsdp2_bf16", "dovetail_py_bf16": "fsdp2_bf16",
+          "dovetail_py_muon_peer": "fsdp2_muonwa", "dovetail_py_muon": "fsdp2_muonwa", "dovetail_py_linear": "fsdp2",
           "dovetail_py_linear_peer": "fsdp2", "dovetail_py_linear_bf16_peer": "fsdp2_bf16"}
 
 

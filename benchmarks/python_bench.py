@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 benchmarks/python_bench.py --system dovetail_py_peer --size S --out results.jsonl
 
 Systems: dovetail_py with _peer for shared memory (else Gloo), _bf16 for bf16 passes, _linear for linears that write their
-gradients, _torch for torch's fused AdamW instead of dovetail.optim's. Figures are taken as the rivals' script and
+gradients, _torch for torch's fused AdamW instead of dovetail.optim's, _muon for Muon on the blocks' matrices. Figures are taken as the rivals' script and
 step_bench take theirs.
 """
 
@@ -87,6 +87,12 @@ for block in model.blocks:
 dovetail.fully_shard(model, **how)
 if "torch" in A.system:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1, fused=True)
+elif "muon" in A.system:  # as the rivals group them: heads and embeddings are AdamW's
+    hidden = [p for n, p in model.named_parameters() if p.dim() == 2 and "blocks." in n]
+    rest = [p for n, p in model.named_parameters() if not (p.dim() == 2 and "blocks." in n)]
+    optimizer = dovetail.optim.Composed([{"params": hidden, "optimizer": "muon"},
+                                         {"params": rest, "optimizer": "adamw", "betas": (0.9, 0.95)}],
+                                        lr=1e-3, weight_decay=0.1)
 else:
     optimizer = dovetail.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95), weight_decay=0.1)
 

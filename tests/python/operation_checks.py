@@ -312,3 +312,62 @@ def check_methods_beside_forward(world):
     torch.testing.assert_close(full(model.weight.grad), plain.weight.grad)
     expect_error(KeyError, ["on purpose"], lambda: model.fails(1))
     torch.testing.assert_close(model.score(torch.ones(8)), plain.score(torch.ones(8)))
+
+
+def check_optimizers_of_groups(world):
+    """Composed: what each of its optimizers alone does with the same parameters."""
+    def split(model):
+        hidden = [p for n, p in model.named_parameters() if p.dim() == 2 and "embedding" not in n]
+        taken = {id(p) for p in hidden}
+        return hidden, [p for p in model.parameters() if id(p) not in taken]
+
+    def run(make):
+        model = decoder()
+        return train(model, make(*split(model)))
+
+    def composed(hidden, rest, **more):
+        return optim.Composed([{"params": hidden, "optimizer": "muon", "momentum": 0.9, **more},
+                               {"params": rest, "betas": (0.8, 0.9)}], lr=1e-2)
+
+    wanted = run(lambda hidden, rest: optim.Muon(hidden + rest, lr=1e-2, momentum=0.9, betas=(0.8, 0.9)))
+    for g, w in zip(run(composed), wanted):
+        torch.testing.assert_close(g, w, rtol=0, atol=0)
+    # A head that goes with the rest, at another rate: each part as if it were alone, since passes are the same.
+    model, other = decoder(), decoder()
+    hidden, rest = split(model)
+    head = model.head.weight
+    hidden = [p for p in hidden if p is not head]
+    opt = optim.Composed([{"params": hidden, "optimizer": "muon"},
+                          {"params": [head], "optimizer": "sgd", "momentum": 0.5, "lr": 0.1},
+                          {"params": rest, "optimizer": "adamw"}], lr=1e-2)
+    reference = optim.SGD(other.parameters(), lr=0.1, momentum=0.5, weight_decay=1e-2)
+    got, all_sgd = train(model, opt, steps=1), train(other, reference, steps=1)
+    names = [n for n, _ in model.named_parameters()]
+    # Its rate is held as a multiple of the others'.
+    torch.testing.assert_close(got[names.index("head.weight")], all_sgd[names.index("head.weight")], rtol=1e-6, atol=1e-8)
+    assert {tuple(sorted(opt.state[p])) for p in hidden} == {("momentum", "step")}
+    assert sorted(opt.state[head]) == ["momentum_buffer", "step"]
+    assert {tuple(sorted(opt.state[p])) for p in rest} == {("exp_avg", "exp_avg_sq", "step")}
+    opt.param_groups[1]["lr"] = 0.0
+    before = full(head.detach()).clone()
+    train(model, opt, steps=1)
+    torch.testing.assert_close(full(head.detach()), before, rtol=0, atol=0)
+    # State goes into another one.
+    state = opt.state_dict()
+    third = decoder()
+    hidden, rest = split(third)
+    hidden = [p for p in hidden if p is not third.head.weight]
+    fresh = optim.Composed([{"params": hidden, "optimizer": "muon"},
+                            {"params": [third.head.weight], "optimizer": "sgd", "momentum": 0.5},
+                            {"params": rest}], lr=1e-2)
+    fresh.load_state_dict(state)
+    for p, q in zip(model.parameters(), third.parameters()):
+        for field, value in opt.state[p].items():
+            torch.testing.assert_close(full(fresh.state[q][field]), full(value), rtol=0, atol=0)
+    # What cannot be.
+    params = list(third.parameters())
+    expect_error(ValueError, ["group 0", "lion", "muon"], lambda: optim.Composed(params, optimizer="lion"))
+    expect_error(ValueError, ["group 0", "adamw", "momentum"],
+                 lambda: optim.Composed([{"params": params, "momentum": 0.1}]))
+    twice = optim.Composed([{"params": params[:1], "eps": 1e-3}, {"params": params[1:]}])
+    expect_error(ValueError, ["group 1", "group 0", "eps"], lambda: twice.step())
