@@ -27,6 +27,7 @@ int64_t Trace::now() const {
 void Trace::begin(Doing doing, std::string name) {
   Open open;
   open.span = {.name = std::move(name), .doing = doing, .begin = now()};
+  open.inside_ended = open.span.begin;
   open.blocked = blocked_();
   open_.push_back(std::move(open));
 }
@@ -39,14 +40,22 @@ void Trace::end() {
   span.end = now();
   span.own = span.end - span.begin - open.inside;
   const int64_t blocked = blocked_() - open.blocked;
-  const int64_t waited = std::min(blocked - open.blocked_inside, span.own);
-  if (waited > 0 && span.doing != Doing::wait) {
-    spans_.push_back({"wait in " + span.name, Doing::wait, span.begin, span.begin + waited, waited});
-    span.own -= waited;
+  int64_t waited = std::min(blocked - open.blocked_inside, span.own);
+  if (span.doing == Doing::wait) waited = 0;
+  open.gaps.push_back({open.inside_ended, span.end});
+  for (const auto& [begin, end] : open.gaps) {
+    const int64_t here = std::min(waited, end - begin);
+    if (here <= 0) continue;
+    spans_.push_back({"wait in " + span.name, Doing::wait, begin, begin + here, here});
+    span.own -= here;
+    waited -= here;
   }
   if (!open_.empty()) {
-    open_.back().inside += span.end - span.begin;
-    open_.back().blocked_inside += blocked;
+    Open& around = open_.back();
+    around.gaps.push_back({around.inside_ended, span.begin});
+    around.inside_ended = span.end;
+    around.inside += span.end - span.begin;
+    around.blocked_inside += blocked;
   }
   spans_.push_back(std::move(span));
 }

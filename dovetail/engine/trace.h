@@ -8,6 +8,7 @@
 #include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace dovetail {
@@ -33,7 +34,8 @@ struct TraceSpan {
 class Trace {
  public:
   // `blocked`: nanoseconds that this rank has waited for others so far (comm::Group::blocked). What passes of them in a
-  // span, and in none inside it, becomes a span of waiting at its start: when it was is not known.
+  // span, and in none inside it, becomes spans of waiting between those inside it, as early as they fit: when it was is
+  // not known.
   explicit Trace(std::function<int64_t()> blocked);
 
   void begin(Doing doing, std::string name);
@@ -49,6 +51,8 @@ class Trace {
     int64_t inside = 0;          // time of spans inside
     int64_t blocked = 0;         // at the beginning
     int64_t blocked_inside = 0;  // in spans inside
+    int64_t inside_ended = 0;    // the last span inside; at first the own beginning
+    std::vector<std::pair<int64_t, int64_t>> gaps;  // between spans inside: begin, end
   };
   int64_t now() const;
 

@@ -101,6 +101,7 @@ struct CommConfig {
   std::string
       interface;  // network interface; empty: loopback where the store is on it, else by host name
   double deadline_seconds = 60;
+  double connect_seconds = 60;  // for all ranks to come together at the start
 };
 
 struct CheckpointConfig {

@@ -119,6 +119,7 @@ void visit(V& v, CommConfig& c) {
   v("ranks_per_host", c.ranks_per_host, at_least(0));
   v("interface", c.interface);
   v("deadline_seconds", c.deadline_seconds, between(0.1, 86400));
+  v("connect_seconds", c.connect_seconds, between(0.1, 86400));
 }
 
 template <class V>

@@ -7,6 +7,7 @@
 
 #include "dovetail/base/cores.h"
 #include "dovetail/base/error.h"
+#include "dovetail/base/hash.h"
 #include "dovetail/checkpoint/vote.h"
 #include "dovetail/comm/c10d/world.h"
 #include "dovetail/comm/p2p_group.h"
@@ -72,6 +73,8 @@ int run_rank(const Config& config, const TrainCommand& command, const LaunchInfo
   const std::shared_ptr<comm::Group> world = make_job_world(job, config.comm);
   TrainingRun run(config, world);
   prepare(config, command, *world);
+  agree(*world, hash64(fmt::format("{} {} {}", command.resume, command.evaluate, command.trace)),
+        "command line (--resume, --eval, --trace)");
   if (command.trace) run.trace_steps();
   const bool resumed = (command.resume || command.evaluate) && run.resume();
   if (!command.evaluate) {
@@ -115,11 +118,13 @@ std::shared_ptr<comm::Group> make_job_world(const LaunchInfo& job, const CommCon
                                       .required = config.backend == "peer"};
   options.interface = config.interface;
   options.deadline = deadline;
+  options.connect = milliseconds(config.connect_seconds);
   return comm::make_world(options);
 }
 
 int run_train_command(const TrainCommand& command, const std::string& program,
                       const Environment& environment) {
+  if (command.trace && command.evaluate) raise<ConfigError>("--trace: wanted steps of training, got --eval");
   const Config config = load_config(command.config, command.overrides);
   std::optional<LaunchInfo> job = launch_info(environment);
   if (job && job->launcher == "torchrun" && command.ranks > 0)

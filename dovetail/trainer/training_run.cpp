@@ -152,6 +152,7 @@ void TrainingRun::train(const StopSignal* stop) {
   if (progress_.step >= config_.train.steps) {
     if (leads())
       say(fmt::format("all {} steps are done: nothing left to train", config_.train.steps));
+    finish_trace();
     return;
   }
   bool stopped = false;
@@ -205,6 +206,8 @@ void TrainingRun::finish_trace() {
       write_file(folder_ + "/trace.txt", report.table);
       say(fmt::format("trace: {}/trace.json\n{}", folder_, report.table));
     }
+  } else if (traced_ && leads()) {
+    say(fmt::format("trace: none: wanted more than {} steps to train, which are not recorded", kUntracedSteps));
   }
   trace_.reset();
   traced_.reset();

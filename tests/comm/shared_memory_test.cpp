@@ -1,14 +1,38 @@
 // What transports promise whose ranks address one another's memory; the others only that they give none.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <cmath>
+#include <string>
 
 #include "dovetail/base/error.h"
+#include "dovetail/comm/peer/arena.h"
 #include "tests/comm/reference.h"
 #include "tests/comm/transports.h"
 
 namespace dovetail::comm {
 namespace {
+
+// The kernel's own answer to a file beyond the limit is a signal.
+TEST(PeerArena, ALimitOfFileSizesIsAnError) {
+  rlimit limit{};
+  ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &limit), 0);
+  rlimit small = limit;
+  small.rlim_cur = 1 << 20;
+  ASSERT_EQ(setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::string said;
+  try {
+    Arena::create(2 << 20, 4096);
+  } catch (const CommError& error) {
+    said = error.what();
+  }
+  const bool fits = Arena::create(1 << 20, 4096) != nullptr;
+  setrlimit(RLIMIT_FSIZE, &limit);
+  EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("2097152"), testing::HasSubstr("ulimit -f"),
+                                   testing::HasSubstr("1048576")));
+  EXPECT_TRUE(fits);
+}
 
 class SharedMemoryOf : public testing::TestWithParam<World> {
  protected:

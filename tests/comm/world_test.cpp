@@ -2,8 +2,13 @@
 
 #include <gmock/gmock.h>
 
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <chrono>
 #include <csignal>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "dovetail/base/error.h"
 #include "tests/comm/transports.h"
@@ -58,6 +63,48 @@ TEST(World, ARankThatDoesNotComeIsNamed) {
   });
   EXPECT_THAT([&] { make_world(o); },
               testing::ThrowsMessage<CommError>(AllOf(HasSubstr("world of 3"), HasSubstr("missing: rank 2"))));
+}
+
+TEST(World, RanksStartedForOtherBackendsAreNamed) {
+  const auto started_for = [](auto change, const std::string& wanted) {
+    WorldOptions o;
+    o.size = 3;
+    o.store = c10::make_intrusive<::c10d::HashStore>();
+    o.peers.emplace();
+    std::vector<std::jthread> ranks;
+    for (int rank = 0; rank < 3; ++rank)
+      ranks.emplace_back([o, rank, &change, &wanted]() mutable {
+        o.rank = rank;
+        if (rank == 2) change(o);
+        EXPECT_THAT([&] { make_world(o); },
+                    testing::ThrowsMessage<ConfigError>(AllOf(
+                        HasSubstr("rank 2 was started for a world of 3 over " + wanted + ", rank 0 for a world of 3 over "
+                                  "gloo and shared memory"))));
+      });
+  };
+  started_for([](WorldOptions& o) { o.peers.reset(); }, "gloo");
+  started_for([](WorldOptions& o) { o.peers.reset(), o.backend = WorldBackend::gloo_native; }, "gloo_native");
+  started_for([](WorldOptions& o) { o.peers->ranks_per_host = 3; }, "gloo and shared memory of 3 ranks each");
+}
+
+// The store of a rank that is gone.
+TEST(World, ALostStoreIsNotALongWait) {
+  auto server = c10::make_intrusive<::c10d::TCPStore>("127.0.0.1", ::c10d::TCPStoreOptions{
+      .port = 0, .isServer = true, .waitWorkers = false});
+  WorldOptions o;
+  o.rank = 1;
+  o.size = 3;
+  o.port = server->getPort();
+  o.connect = 30s;
+  std::jthread gone([&] {
+    std::this_thread::sleep_for(500ms);
+    server.reset();
+  });
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_THAT([&] { make_world(o); },
+              testing::ThrowsMessage<CommError>(AllOf(HasSubstr("rank 1 lost the store, which rank 0 holds"),
+                                                      HasSubstr("waited for rank 0"))));
+  EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
 }
 
 TEST(World, AnAddressWithoutAStoreIsNamed) {

@@ -180,6 +180,32 @@ TEST(Trace, OwnTimesAddUpToTheOutermostSpan) {
   EXPECT_THROW(trace.end(), InvariantError);
 }
 
+TEST(Trace, WaitsLieBetweenSpansInside) {
+  int64_t blocked = 0;
+  Trace trace([&] { return blocked; });
+  auto pass = [](int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); };
+  trace.begin(Doing::compute, "step");
+  for (int i = 0; i < 3; ++i) {
+    pass(1);
+    trace.begin(Doing::encode, "inside");
+    pass(2);
+    trace.end();
+  }
+  blocked += 2'500'000;  // more than any gap holds
+  trace.end();
+  int64_t waited = 0;
+  for (const TraceSpan& a : trace.spans()) {
+    waited += a.name == "wait in step" ? a.own : 0;
+    for (const TraceSpan& b : trace.spans()) {
+      const bool apart = a.end <= b.begin || b.end <= a.begin;
+      const bool inside = (a.begin <= b.begin && b.end <= a.end) || (b.begin <= a.begin && a.end <= b.end);
+      EXPECT_TRUE(apart || inside) << a.name << " and " << b.name;
+    }
+  }
+  EXPECT_EQ(waited, 2'500'000);
+  EXPECT_EQ(trace.totals()[static_cast<int>(Doing::wait)], 2'500'000);
+}
+
 TEST(Trace, AStepShowsEveryUnitAndKind) {
   for (const Transport transport : {Transport::peer, Transport::threads})
     for (const bool recompute : {false, true})

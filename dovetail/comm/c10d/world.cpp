@@ -18,6 +18,12 @@ namespace {
 
 using Store = c10::intrusive_ptr<::c10d::Store>;
 
+// Of torch's errors: what follows is a stack.
+std::string first_line(const std::exception& error) {
+  const std::string_view what = error.what();
+  return std::string(what.substr(0, what.find('\n')));
+}
+
 bool is_local(const std::string& address) {
   return address.empty() || address == "localhost" || address == "::1" || address.starts_with("127.");
 }
@@ -48,20 +54,49 @@ Store open_store(const WorldOptions& o) {
     return c10::make_intrusive<::c10d::TCPStore>(o.address, tcp);
   } catch (const std::exception& error) {
     throw CommError(-1, fmt::format("rank {} of {} found no store at {}:{} within {} ms: {}", o.rank, o.size, o.address,
-                                    o.port, o.connect.count(), error.what()));
+                                    o.port, o.connect.count(), first_line(error)));
   }
 }
+
+std::string_view name_of(WorldBackend backend) {
+  switch (backend) {
+    case WorldBackend::gloo: return "gloo";
+    case WorldBackend::gloo_native: return "gloo_native";
+    case WorldBackend::nccl: return "nccl";
+    case WorldBackend::symmetric: return "symmetric";
+  }
+  return "?";
+}
+
+// What decides which messages follow: ranks that differ in it would wait for one another.
+std::string manner_of(const WorldOptions& o) {
+  std::string text = fmt::format("a world of {} over {}", o.size, name_of(o.backend));
+  if (!o.peers) return text;
+  text += " and shared memory";
+  if (o.peers->ranks_per_host > 0) text += fmt::format(" of {} ranks each", o.peers->ranks_per_host);
+  return text;
+}
+
+std::string manner_key(int rank) { return fmt::format("manner/{}", rank); }
 
 // Waits for the first beat of every rank.
 void meet(const Store& store, const WorldOptions& o) {
   std::string missing;
   int first = -1;
-  const auto until = Clock::now() + o.connect;
+  const auto start = Clock::now(), until = start + o.connect;
+  const auto ms = [](Clock::duration d) { return std::chrono::duration_cast<std::chrono::milliseconds>(d); };
   for (int r = 0; r < o.size; ++r) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(until - Clock::now());
+    if (r == o.rank) continue;
     try {
-      store->wait({Heartbeat::beat_key(r)}, std::max(left, std::chrono::milliseconds(1)));
+      store->wait({Heartbeat::beat_key(r)}, std::max(ms(until - Clock::now()), std::chrono::milliseconds(1)));
     } catch (const std::exception&) {
+      // A wait ends a little before its time is up, too.
+      if (missing.empty() && Clock::now() + std::chrono::milliseconds(50) < until) {
+        const std::string holder = o.store ? "" : ", which rank 0 holds,";
+        throw CommError(o.store ? -1 : 0, fmt::format("rank {} lost the store{} after {} ms, while it waited for rank {} "
+                                                      "of a world of {}", o.rank, holder,
+                                                      ms(Clock::now() - start).count(), r, o.size));
+      }
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
       if (first < 0) first = r;
     }
@@ -70,6 +105,22 @@ void meet(const Store& store, const WorldOptions& o) {
     throw CommError(first, fmt::format("rank {} waited {} ms for a world of {}; missing: rank {}", o.rank,
                                        o.connect.count(), o.size, missing));
   }
+}
+
+// All ranks are there. Throws ConfigError on each of them where some were started to meet otherwise.
+void compare_manners(const Store& store, const WorldOptions& o) {
+  std::vector<std::string> keys;
+  for (int r = 0; r < o.size; ++r) keys.push_back(manner_key(r));
+  std::vector<std::string> manners;
+  if (store->hasExtendedApi()) {
+    for (const auto& value : store->multiGet(keys)) manners.emplace_back(value.begin(), value.end());
+  } else {
+    for (const std::string& key : keys) manners.push_back(store->get_to_str(key));
+  }
+  for (int r = 1; r < o.size; ++r)
+    if (manners[r] != manners[0])
+      raise<ConfigError>("communication: rank {} was started for {}, rank 0 for {}: wanted the same of all", r,
+                         manners[r], manners[0]);
 }
 
 Store prefixed(const std::string& name, const Store& store) {
@@ -86,8 +137,9 @@ c10::intrusive_ptr<::c10d::Backend> connect(const Store& store, const WorldOptio
   try {
     return make_gloo_backend(store, o.rank, o.size, gloo_options(o));
   } catch (const std::exception& error) {
-    throw CommError(
-        -1, fmt::format("rank {} of {} could not connect to the other ranks: {}", o.rank, o.size, error.what()));
+    const std::string via = o.interface.empty() ? "" : fmt::format(" by network interface \"{}\"", o.interface);
+    throw CommError(-1, fmt::format("rank {} of {} could not connect to the other ranks{}: {}", o.rank, o.size, via,
+                                    first_line(error)));
   }
 }
 
@@ -108,9 +160,12 @@ std::unique_ptr<Group> make_world(const WorldOptions& o) {
   const Store outer = open_store(o);
   const Store store = prefixed(o.name, outer);
   const int store_rank = o.store ? -1 : 0;
+  const std::string manner = manner_of(o);
+  store->set(manner_key(o.rank), manner);  // before the first beat
   auto heartbeat =
       std::make_unique<Heartbeat>(store->clone(), Heartbeat::Options{o.rank, o.size, o.deadline, store_rank});
   meet(store, o);
+  compare_manners(store, o);
   auto link = make_backend_link(outer, std::move(heartbeat), connect(prefixed("gloo", store), o));
   if (o.peers) return make_peer_world(std::move(link), *o.peers, o.deadline);
   auto members = make_p2p_members(std::move(link), o.deadline);
