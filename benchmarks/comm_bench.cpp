@@ -1,7 +1,8 @@
 // All-gather, reduce-scatter and barrier: ours over Gloo's messages on loopback, Gloo's own, for sums
 // Gloo's all-to-all with our sum; and in shared memory (peer), beside the same sum over as much
-// private memory on every rank at once (bound): what the memory allows; and the same until all ranks have begun and ended
-// (all done), which no reduction can do without, and which costs more where ranks share cores. Ranks are processes;
+// private memory on every rank at once (bound): what the memory allows; and the same until all
+// ranks have begun and ended (all done), which no reduction can do without, and which costs more
+// where ranks share cores. Ranks are processes;
 // candidates take turns round by round; a round's time is its slowest rank's, and the median over
 // the rounds is reported. MIB is one member's slice, so the whole is RANKS * MIB.
 //

@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 benchmarks/python_bench.py --system dovetail_py_peer --size S --out results.jsonl
 
-Systems: dovetail_py with _peer for shared memory (else Gloo), _bf16 for bf16 passes, _linear for linears that write their
-gradients, _torch for torch's fused AdamW instead of dovetail.optim's, _muon for Muon on the blocks' matrices. Figures are taken as the rivals' script and
-step_bench take theirs.
+Systems: dovetail_py with _peer for shared memory (else Gloo), _bf16 for bf16 passes, _linear for linears that write
+their gradients, _torch for torch's fused AdamW instead of dovetail.optim's, _muon for Muon on the blocks' matrices.
+Figures are taken as the rivals' script and step_bench take theirs.
 """
 
 import argparse

@@ -347,8 +347,8 @@ void Runner::advance_reductions(bool last) {
     launch_reduction(queue_[next_++]);
 }
 
-// One that is reduced when written has it as well once a group after it is ready: this pass does without it, while other
-// ranks may wait for it before they go on to gathers that this one waits for.
+// One that is reduced when written has it as well once a group after it is ready: this pass does without it, while
+// other ranks may wait for it before they go on to gathers that this one waits for.
 bool Runner::has_its_turn(int64_t g) const {
   if (runs_[g].ready || !runs_[g].when_written) return runs_[g].ready;
   return std::any_of(queue_.begin() + next_ + 1, queue_.end(), [&](int64_t h) { return runs_[h].ready; });
@@ -366,8 +366,8 @@ void Runner::launch_reduction(int64_t g) {
 
 size_t Runner::most_in_flight() const { return std::max(1, context_.plan.options.pending_reductions); }
 
-// The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards, and for
-// activations until the root is written, at the end.
+// The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards, and
+// for activations until the root is written, at the end.
 void Runner::trim_pools() {
   int64_t buffer = 0, scratch = 0;
   bool more = false;
@@ -386,8 +386,8 @@ void Runner::trim_pools() {
   if (scratch > 0) context_.scratch_pool->trim(scratch);
 }
 
-// Between passes: pages of gradients would lie idle beside the activations of the forward. A model of one group would
-// touch all of its pages anew at every step for it.
+// Between passes: pages of gradients would lie idle beside the activations of the forward. A model of one group
+// would touch all of its pages anew at every step for it.
 void Runner::trim_gradients() {
   if (groups_.size() == 1) return;
   int64_t gather = 0;

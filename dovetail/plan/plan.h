@@ -86,8 +86,8 @@ struct Plan {
 // update's, or the whole tensor where that is larger. A group without tensors has one bucket without segments; a group
 // whose tensors have no elements has segments of size 0. Blocks and tensor numbers follow from the model and the
 // block kind alone; offsets and shard sizes depend on the degrees.
-// Kept after forward, unless its spec says otherwise: the root group, the group before it (its backward comes next), all groups
-// unless reshard_after_forward. All groups in any case when zero3 == 1 (there is nothing to release).
+// Kept after forward, unless its spec says otherwise: the root group, the group before it (its backward comes next),
+// all groups unless reshard_after_forward. All groups in any case when zero3 == 1 (there is nothing to release).
 // Throws ConfigError naming the option, group or tensor.
 Plan make_plan(const PlanOptions& options, const std::vector<GroupSpec>& groups);
 

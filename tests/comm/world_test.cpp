@@ -78,8 +78,8 @@ TEST(World, RanksStartedForOtherBackendsAreNamed) {
         if (rank == 2) change(o);
         EXPECT_THAT([&] { make_world(o); },
                     testing::ThrowsMessage<ConfigError>(AllOf(
-                        HasSubstr("rank 2 was started for a world of 3 over " + wanted + ", rank 0 for a world of 3 over "
-                                  "gloo and shared memory"))));
+                        HasSubstr("rank 2 was started for a world of 3 over " + wanted),
+                        HasSubstr("rank 0 for a world of 3 over gloo and shared memory"))));
       });
   };
   started_for([](WorldOptions& o) { o.peers.reset(); }, "gloo");
@@ -103,7 +103,7 @@ TEST(World, ALostStoreIsNotALongWait) {
   const auto start = std::chrono::steady_clock::now();
   EXPECT_THAT([&] { make_world(o); },
               testing::ThrowsMessage<CommError>(AllOf(HasSubstr("rank 1 lost the store, which rank 0 holds"),
-                                                      HasSubstr("waited for rank 0"))));
+                                                      HasSubstr("waiting for rank 0"))));
   EXPECT_LT(std::chrono::steady_clock::now() - start, 20s);
 }
 

@@ -344,7 +344,8 @@ def check_optimizers_of_groups(world):
     got, all_sgd = train(model, opt, steps=1), train(other, reference, steps=1)
     names = [n for n, _ in model.named_parameters()]
     # Its rate is held as a multiple of the others'.
-    torch.testing.assert_close(got[names.index("head.weight")], all_sgd[names.index("head.weight")], rtol=1e-6, atol=1e-8)
+    place = names.index("head.weight")
+    torch.testing.assert_close(got[place], all_sgd[place], rtol=1e-6, atol=1e-8)
     assert {tuple(sorted(opt.state[p])) for p in hidden} == {("momentum", "step")}
     assert sorted(opt.state[head]) == ["momentum_buffer", "step"]
     assert {tuple(sorted(opt.state[p])) for p in rest} == {("exp_avg", "exp_avg_sq", "step")}

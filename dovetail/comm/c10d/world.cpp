@@ -93,9 +93,10 @@ void meet(const Store& store, const WorldOptions& o) {
       // A wait ends a little before its time is up, too.
       if (missing.empty() && Clock::now() + std::chrono::milliseconds(50) < until) {
         const std::string holder = o.store ? "" : ", which rank 0 holds,";
-        throw CommError(o.store ? -1 : 0, fmt::format("rank {} lost the store{} after {} ms, while it waited for rank {} "
-                                                      "of a world of {}", o.rank, holder,
-                                                      ms(Clock::now() - start).count(), r, o.size));
+        const auto waited = ms(Clock::now() - start).count();
+        throw CommError(o.store ? -1 : 0,
+                        fmt::format("rank {} lost the store{} after {} ms, waiting for rank {} of a world of {}", o.rank,
+                                    holder, waited, r, o.size));
       }
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
       if (first < 0) first = r;

@@ -47,8 +47,8 @@ std::shared_ptr<Arena> Arena::create(int64_t capacity, int64_t reserved) {
   rlimit files{};
   if (::getrlimit(RLIMIT_FSIZE, &files) == 0 && files.rlim_cur != RLIM_INFINITY &&
       files.rlim_cur < static_cast<rlim_t>(capacity))
-    throw CommError(-1, fmt::format("peer memory: wanted files of {} bytes, the limit (ulimit -f) is {} bytes", capacity,
-                                    files.rlim_cur));
+    throw CommError(-1, fmt::format("peer memory: wanted files of {} bytes, the limit (ulimit -f) is {} bytes",
+                                    capacity, files.rlim_cur));
   const int file = ::memfd_create("dovetail", MFD_CLOEXEC);
   if (file < 0) throw CommError(-1, fmt::format("peer memory: memfd_create: {}", std::strerror(errno)));
   std::byte* base = ::ftruncate(file, capacity) == 0 ? map(file, capacity) : nullptr;
