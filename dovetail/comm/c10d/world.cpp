@@ -95,8 +95,8 @@ void meet(const Store& store, const WorldOptions& o) {
         const std::string holder = o.store ? "" : ", which rank 0 holds,";
         const auto waited = ms(Clock::now() - start).count();
         throw CommError(o.store ? -1 : 0,
-                        fmt::format("rank {} lost the store{} after {} ms, waiting for rank {} of a world of {}", o.rank,
-                                    holder, waited, r, o.size));
+                        fmt::format("rank {} lost the store{} after {} ms, waiting for rank {} of a world of {}",
+                                    o.rank, holder, waited, r, o.size));
       }
       missing += fmt::format("{}{}", missing.empty() ? "" : ", ", r);
       if (first < 0) first = r;
