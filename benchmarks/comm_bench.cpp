@@ -132,20 +132,23 @@ void bench_size(Group& world, Group& peers, ::c10d::Backend& gloo, const Setting
   std::memcpy(shared.get(), data, static_cast<size_t>(each * n * 4));
   const ReduceScatter in_place{shared.get(), DType::f32, elements, shard.data_ptr<float>(), false, {}};
   // As cold as what peers read: nothing else touches it in a round.
-  at::Tensor apart = at::full({each * n}, 1.0f), sums = at::full({each}, 1.0f);
-  std::vector<const std::byte*> private_inputs;
-  for (int m = 0; m < n; ++m)
-    private_inputs.push_back(static_cast<const std::byte*>(apart.const_data_ptr()) + bytes[m].begin);
+  at::Tensor apart[2], sums[2];
+  std::vector<const std::byte*> private_inputs[2];
+  for (int i = 0; i < 2; ++i) {
+    apart[i] = at::full({each * n}, 1.0f), sums[i] = at::full({each}, 1.0f);
+    for (int m = 0; m < n; ++m)
+      private_inputs[i].push_back(static_cast<const std::byte*>(apart[i].const_data_ptr()) + bytes[m].begin);
+  }
   std::vector<Candidate> reduce{
       {"bound",
        [&] {
-         tree.sum(private_inputs, DType::f32, {sums.data_ptr<float>(), static_cast<size_t>(each)});
+         tree.sum(private_inputs[0], DType::f32, {sums[0].data_ptr<float>(), static_cast<size_t>(each)});
        },
        {}},
       {"all done",
        [&] {
          peers.barrier({});
-         tree.sum(private_inputs, DType::f32, {sums.data_ptr<float>(), static_cast<size_t>(each)});
+         tree.sum(private_inputs[1], DType::f32, {sums[1].data_ptr<float>(), static_cast<size_t>(each)});
          peers.barrier({});
        },
        {}},
