@@ -35,7 +35,7 @@ void P2PWorld::blame(const Header& operation, const Fault& seen) {
   const int me = link_->rank();
   std::string message = fmt::format("{} on rank {}: {}", operation.describe(), me, seen.reason);
   int peer = seen.rank;
-  if (first.rank != seen.rank || !seen.reason.starts_with(first.reason.substr(0, first.reason.find(" (")))) {
+  if (first.reason != seen.reason) {
     message += fmt::format("; first fault: {}", first.reason);
     if (first.rank != me && first.rank >= 0) peer = first.rank;
   }

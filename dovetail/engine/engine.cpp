@@ -236,14 +236,12 @@ std::vector<bool> Engine::have_gradients() {
   const auto order_bytes = std::as_bytes(std::span(order));
   mine.insert(mine.end(), order_bytes.begin(), order_bytes.end());
   std::vector<bool> any(count);
-  bool same_order = true;
   comm::Identity id = impl_->context_.identity(comm::Phase::control, -1);
   id.label = "parameters that have a gradient";
-  for (const auto& theirs : impl_->context_.ranks.world->gather_bytes(mine, id)) {
+  const auto all = impl_->context_.ranks.world->gather_bytes(mine, id);
+  for (const auto& theirs : all)
     for (size_t i = 0; i < count; ++i) any[i] = any[i] || theirs[i] != std::byte{0};
-    same_order &= std::equal(theirs.begin() + count, theirs.end(), mine.begin() + count, mine.end());
-  }
-  if (same_order) impl_->runner_->adopt_order(order);
+  impl_->runner_->adopt_order(order, all, count);
   for (size_t i = 0; i < any.size(); ++i) any[i] = any[i] && impl_->group_of(static_cast<int64_t>(i)).has_gradient();
   return any;
 }

@@ -386,10 +386,8 @@ void Runner::trim_pools() {
   if (scratch > 0) context_.scratch_pool->trim(scratch);
 }
 
-// Between passes: pages of gradients would lie idle beside the activations of the forward. A model of one group
-// would touch all of its pages anew at every step for it.
+// Between passes: pages of gradients would lie idle beside the activations of the forward.
 void Runner::trim_gradients() {
-  if (groups_.size() == 1) return;
   int64_t gather = 0;
   for (const auto& group : groups_) gather = std::max(gather, group->slot_bytes().gather);
   context_.pool->trim(gather);

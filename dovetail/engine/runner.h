@@ -64,7 +64,8 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void check_idle(const char* call) const;
   // Group numbers in the order in which units ran in this step's first forward; for adoption once all ranks agree.
   std::vector<int64_t> observed_order() const;
-  void adopt_order(const std::vector<int64_t>& order);
+  // Of `order` and of the messages of all ranks, which hold their own from byte `at` on: adopted where all are equal.
+  void adopt_order(const std::vector<int64_t>& order, const std::vector<std::vector<std::byte>>& all, size_t at);
 
  private:
   bool root_is(int64_t group) const { return group == std::ssize(groups_) - 1; }

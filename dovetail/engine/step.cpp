@@ -87,7 +87,6 @@ ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
 
   std::vector<std::byte> partials;
   contributed.assign(message.contributed.size(), false);
-  bool same_order = true;
   const size_t flags_at = ReproducibleSum::kBytes, order_at = flags_at + contributed.size();
   for (size_t r = 0; r < all.size(); ++r) {
     DT_CHECK_EQ(all[r].size(), all[0].size());
@@ -95,9 +94,8 @@ ClipResult Stepper::measure(double grad_scale, std::vector<bool>& contributed) {
       partials.insert(partials.end(), all[r].begin(), all[r].begin() + flags_at);
     for (size_t i = 0; i < contributed.size(); ++i)
       if (all[r][flags_at + i] != std::byte{0}) contributed[i] = true;
-    same_order &= std::equal(all[r].begin() + order_at, all[r].end(), all[0].begin() + order_at);
   }
-  if (same_order) runner_.adopt_order(message.order);
+  runner_.adopt_order(message.order, all, order_at);
   return clip_by_global_norm(partials, norm_, grad_scale);
 }
 

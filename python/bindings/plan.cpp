@@ -37,7 +37,6 @@ void bind_plan(py::module_& m) {
       .def_readwrite("format", &PlanOptions::format)
       .def_readwrite("alignment", &PlanOptions::alignment)
       .def_readwrite("segments", &PlanOptions::segments)
-      .def_readwrite("reshard_after_forward", &PlanOptions::reshard_after_forward)
       .def_readwrite("prefetch", &PlanOptions::prefetch)
       .def_readwrite("pending_reductions", &PlanOptions::pending_reductions)
       .def_readwrite("local_accumulation", &PlanOptions::local_accumulation)

@@ -29,7 +29,6 @@ class PlanOptions:
     format: str
     alignment: int
     segments: int
-    reshard_after_forward: bool
     prefetch: int
     pending_reductions: int
     local_accumulation: bool

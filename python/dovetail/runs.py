@@ -54,9 +54,9 @@ def chunk_intervals(shape: Sequence[int], ranks: int) -> tuple[Interval, ...] | 
     """The intervals of Shard(0): chunks of ceil(rows / ranks) rows, as torch.chunk cuts them; None for shape ()."""
     if not shape:
         return None
-    rows, row = shape[0], math.prod(shape[1:])
-    chunk = -(-rows // ranks)
-    return tuple((min(r * chunk, rows) * row, min((r + 1) * chunk, rows) * row) for r in range(ranks))
+    row = math.prod(shape[1:])
+    chunks = (chunk(shape[0], ranks, r) for r in range(ranks))
+    return tuple((first * row, (first + length) * row) for first, length in chunks)
 
 
 def chunk(size: int, ranks: int, rank: int) -> Interval:

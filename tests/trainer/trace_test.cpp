@@ -1,9 +1,11 @@
 // `dovetail train --trace`, and a run over shared memory beside one over messages.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <sstream>
 
+#include "dovetail/trainer/launch.h"
 #include "tests/trainer/run_fixture.h"
 
 namespace dovetail::trainer {
@@ -24,6 +26,14 @@ class Tracing : public ::testing::Test {
   TemporaryFolder folder_;
   std::string data_ = folder_.write("text.txt", tiny_text(6000));
 };
+
+TEST_F(Tracing, IsRefusedWithoutTraining) {
+  TrainCommand command;
+  command.config = folder_.file("none.toml");
+  command.trace = command.evaluate = true;
+  EXPECT_THAT([&] { run_train_command(command, "dovetail", process_environment()); },
+              ::testing::ThrowsMessage<ConfigError>(::testing::HasSubstr("--trace")));
+}
 
 TEST_F(Tracing, LeavesAFileForPerfettoAndATableThatAddsUp) {
   // Validation and checkpoints fall between recorded steps and are in none.

@@ -3,6 +3,9 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
+#include <utility>
+
 #include "dovetail/base/error.h"
 #include "dovetail/comm/c10d/backend_link.h"
 #include "dovetail/comm/c10d/gloo_backend.h"
@@ -58,14 +61,13 @@ Store open_store(const WorldOptions& o) {
   }
 }
 
+constexpr std::pair<std::string_view, WorldBackend> kBackends[] = {{"gloo", WorldBackend::gloo},
+                                                                   {"gloo_native", WorldBackend::gloo_native},
+                                                                   {"nccl", WorldBackend::nccl},
+                                                                   {"symmetric", WorldBackend::symmetric}};
+
 std::string_view name_of(WorldBackend backend) {
-  switch (backend) {
-    case WorldBackend::gloo: return "gloo";
-    case WorldBackend::gloo_native: return "gloo_native";
-    case WorldBackend::nccl: return "nccl";
-    case WorldBackend::symmetric: return "symmetric";
-  }
-  return "?";
+  return std::ranges::find(kBackends, backend, &std::pair<std::string_view, WorldBackend>::second)->first;
 }
 
 // What decides which messages follow: ranks that differ in it would wait for one another.
@@ -147,10 +149,8 @@ c10::intrusive_ptr<::c10d::Backend> connect(const Store& store, const WorldOptio
 }  // namespace
 
 WorldBackend parse_world_backend(std::string_view name) {
-  if (name == "gloo") return WorldBackend::gloo;
-  if (name == "gloo_native") return WorldBackend::gloo_native;
-  if (name == "nccl") return WorldBackend::nccl;
-  if (name == "symmetric") return WorldBackend::symmetric;
+  for (const auto& [known, backend] : kBackends)
+    if (name == known) return backend;
   raise<ConfigError>("communication backend \"{}\", wanted gloo, gloo_native, nccl or symmetric", name);
 }
 

@@ -15,6 +15,12 @@ _KINDS: dict[str, type[_Named]] = {kind._name: kind for kind in (SGD, Muon, Sham
 _OWN = ("lr", "weight_decay")  # of each group
 
 
+def _options_of(name: str) -> dict[str, Any]:
+    """The options of an optimizer with their defaults, but for those that groups have of their own."""
+    parameters = inspect.signature(_KINDS[name]).parameters
+    return {k: p.default for k, p in parameters.items() if k not in (*_OWN, "params")}
+
+
 class Composed(_Named):
     """Every group by an optimizer of its own:
 
@@ -40,21 +46,19 @@ class Composed(_Named):
         number, name = len(self.param_groups), param_group.get("optimizer", self.defaults["optimizer"])
         if name not in _KINDS:
             raise ValueError(f"Composed: group {number}: optimizer: wanted one of {sorted(_KINDS)}, got {name!r}")
-        options = {k: p.default for k, p in inspect.signature(_KINDS[name]).parameters.items() if k != "params"}
+        options = _options_of(name)
         for key in param_group:
-            if key not in (*options, "params", "optimizer", "initial_lr", "param_names"):
-                raise ValueError(f"Composed: group {number}: wanted options of {name}, {sorted(options)}, got {key!r}")
-        for key, value in options.items():
-            if key not in _OWN:
-                param_group.setdefault(key, value)
-        super().add_param_group(param_group)
+            if key not in (*options, *_OWN, "params", "optimizer", "initial_lr", "param_names"):
+                raise ValueError(f"Composed: group {number}: wanted options of {name}, {sorted([*options, *_OWN])}, "
+                                 f"got {key!r}")
+        super().add_param_group({**options, **param_group})
 
     def _options_by_name(self) -> dict[str, dict[str, Any]]:
         """Of each optimizer that a group has: its options but for those that groups have of their own."""
         found: dict[str, tuple[int, dict[str, Any]]] = {}
         for number, group in enumerate(self.param_groups):
             name = group["optimizer"]
-            own = {k: group[k] for k in inspect.signature(_KINDS[name]).parameters if k not in (*_OWN, "params")}
+            own = {k: group[k] for k in _options_of(name)}
             first, wanted = found.setdefault(name, (number, own))
             if own != wanted:
                 raise ValueError(f"Composed: group {number}: wanted {wanted} as in group {first}, which has the "
@@ -64,18 +68,11 @@ class Composed(_Named):
             raise ValueError(f"Composed: adamw and adam8: wanted the same options of both, got {adamw} and {adam8}")
         return {name: own for name, (_, own) in found.items()}
 
-    def _operations(self, runtime: Runtime) -> list[_C.UpdateOp]:
-        names = {id(slot.param): spec.name for slot, spec in zip(runtime.slots, runtime.specs)}
-        options = _C.OptimizerOptions()
-        options.name = self._name
+    def _configure_all(self, options: _C.OptimizerOptions) -> None:
         by_name = self._options_by_name()
         for name, kind in _KINDS.items():  # those that would set AdamW's options too come before it
             if name in by_name:
                 kind._configure(self, options, by_name[name])
-        options.set_rules(0.0, True, [
-            _C.ParameterRule(names[id(p)], *factors, group["optimizer"])
-            for group, factors in zip(self.param_groups, self._factors()) for p in group["params"]])
-        return _C.make_optimizer(options, runtime.specs)
 
     def _start_on(self, runtime: Runtime) -> None:
         groups = {id(p): group for group in self.param_groups for p in group["params"]}
@@ -86,8 +83,7 @@ class Composed(_Named):
         group = self._groups[spec.name]
         if group is None:
             return []
-        return {"muon": [group.get("unit", "matrix")], "shampoo": ["matrix"], "adam8": ["block:256"]}.get(
-            group["optimizer"], ["element"])
+        return [group.get("unit", _KINDS[group["optimizer"]]._whole)]
 
     def _hyperparameters(self) -> Any:
         return self._factors(), self._options_by_name()

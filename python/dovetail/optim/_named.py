@@ -18,6 +18,7 @@ class _Named(EngineOptimizer):
     """
 
     _name = ""
+    _whole = "element"  # what its operation needs of a parameter whole
 
     def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
         raise NotImplementedError
@@ -26,14 +27,17 @@ class _Named(EngineOptimizer):
         names = {id(slot.param): spec.name for slot, spec in zip(runtime.slots, runtime.specs)}
         options = _C.OptimizerOptions()
         options.name = self._name
-        self._configure(options, self.param_groups[0])
-        rules = [_C.ParameterRule(names[id(p)], *factors) for group, factors in zip(self.param_groups, self._factors())
-                 for p in group["params"]]
-        options.set_rules(0.0, True, rules)
+        self._configure_all(options)
+        options.set_rules(0.0, True, [
+            _C.ParameterRule(names[id(p)], *factors, group.get("optimizer", ""))
+            for group, factors in zip(self.param_groups, self._factors()) for p in group["params"]])
         return _C.make_optimizer(options, runtime.specs)
 
-    def _units(self, spec: "_C.TensorSpec", kind: str) -> list[str]:
-        return ["element"]
+    def _configure_all(self, options: _C.OptimizerOptions) -> None:
+        self._configure(options, self.param_groups[0])
+
+    def _units(self, spec: _C.TensorSpec, kind: str) -> list[str]:
+        return [self._whole]
 
     def _factors(self) -> list[tuple[float, float]]:
         """Of each group, its learning rate as a part of _rate(), and its weight decay."""
@@ -83,9 +87,7 @@ class AdamW8bit(AdamW):
     """
 
     _name = "adam8"
-
-    def _units(self, spec, kind):
-        return ["block:256"]
+    _whole = "block:256"
 
 
 class SGD(_Named):
@@ -113,11 +115,12 @@ class SGD(_Named):
 class _OfMatrices(_Named):
     """Something on matrices, AdamW on vectors and embeddings."""
 
-    def _unit(self) -> str:
-        return "matrix"
+    _whole = "matrix"
 
     def _units(self, spec: _C.TensorSpec, kind: str) -> list[str]:
-        return ["element" if len(spec.shape) < 2 or kind == "embedding" else self._unit()]
+        if len(spec.shape) < 2 or kind == "embedding":
+            return ["element"]
+        return [self.param_groups[0].get("unit", self._whole)]
 
 
 class Muon(_OfMatrices):
@@ -141,9 +144,6 @@ class Muon(_OfMatrices):
                  weight_decay: float = 1e-2) -> None:
         super().__init__(params, dict(lr=lr, momentum=momentum, nesterov=nesterov, unit=unit, betas=betas, eps=eps,
                                       weight_decay=weight_decay))
-
-    def _unit(self) -> str:
-        return self.param_groups[0]["unit"]
 
     def _configure(self, options: _C.OptimizerOptions, group: dict[str, Any]) -> None:
         beta1, beta2 = group["betas"]

@@ -1,0 +1,59 @@
+#include "dovetail/engine/gradient_move.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+namespace dovetail::engine_detail {
+namespace {
+
+constexpr int64_t kLarge = (int64_t{36} << 20) / 4 + 7;  // beyond what keeps its pages
+
+at::Tensor values(int64_t n) { return at::arange(1, n + 1, at::kFloat); }
+
+TEST(MoveGradient, CopiesEverySizeAndPlace) {
+  for (const int64_t n : {int64_t{0}, int64_t{3}, int64_t{16'384}, int64_t{16'391}, int64_t{300'001}, kLarge})
+    for (const int64_t shift : {0, 1}) {  // a target that no vector store fits
+      const at::Tensor memory = at::full({n + 2}, -1.0f);
+      const at::Tensor target = memory.slice(0, shift, shift + n);
+      at::Tensor gradient = values(n);
+      move_gradient(gradient, {}, target);
+      EXPECT_TRUE(at::equal(target, values(n))) << n << " " << shift;
+      for (int64_t i = 0; i < n + 2; ++i)
+        if (i < shift || i >= shift + n) EXPECT_EQ(memory[i].item<float>(), -1) << n << " " << shift;
+    }
+}
+
+TEST(MoveGradient, ConvertsWhatIsLaidOutOtherwise) {
+  const at::Tensor target = at::empty({3, 4}, at::kBFloat16);
+  move_gradient(values(12).view({4, 3}).t(), {}, target);
+  EXPECT_TRUE(at::equal(target, values(12).view({4, 3}).t().to(at::kBFloat16)));
+}
+
+TEST(MoveGradient, GivesPagesBackOnlyWhereNobodyElseReads) {
+  const at::Tensor target = at::empty({kLarge});
+  {
+    at::Tensor gradient = values(kLarge);
+    const at::Tensor given = gradient.detach();  // as autograd's own reference
+    move_gradient(gradient, given, target);
+    EXPECT_TRUE(at::equal(target, values(kLarge)));
+    EXPECT_EQ(gradient[kLarge / 2].item<float>(), 0);  // its page is gone
+  }
+  at::Tensor gradient = values(kLarge);
+  {
+    const at::Tensor given = gradient.detach(), kept = gradient.detach();
+    move_gradient(gradient, given, target);
+    EXPECT_TRUE(at::equal(kept, target));
+  }
+  {
+    const at::Tensor also = gradient;
+    move_gradient(gradient, {}, target);
+    EXPECT_TRUE(at::equal(also, target));
+  }
+  std::vector<float> owned(kLarge, 2.0f);  // of somebody who will use it again
+  move_gradient(at::from_blob(owned.data(), {kLarge}), {}, target);
+  EXPECT_EQ(owned[kLarge / 2], 2.0f);
+  EXPECT_TRUE(target.eq(2).all().item<bool>());
+}
+
+}  // namespace
+}  // namespace dovetail::engine_detail
