@@ -22,6 +22,7 @@
 #include "dovetail/base/error.h"
 #include "dovetail/engine/engine.h"
 #include "dovetail/models/registry.h"
+#include "dovetail/storage/tensor_heap.h"
 #include "dovetail/trainer/launch.h"
 #include "dovetail/update/optimizer.h"
 
@@ -124,6 +125,7 @@ std::pair<at::Tensor, at::Tensor> batch_of(const Options& o, int64_t step, int r
 
 void run(const Options& o) {
   at::set_num_threads(1);
+  TensorHeap::install();  // as the trainer does
   const auto info = trainer::launch_info(trainer::process_environment());
   const trainer::LaunchInfo job = info.value_or(trainer::LaunchInfo{});
   std::shared_ptr<comm::Group> world = trainer::make_job_world(job, {.backend = o.comm, .interface = {}});

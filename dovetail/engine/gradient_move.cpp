@@ -2,7 +2,6 @@
 
 #include <c10/core/CPUAllocator.h>
 #include <sys/mman.h>
-#include <unistd.h>
 #ifdef __SSE2__
 #include <emmintrin.h>
 #endif
@@ -12,10 +11,12 @@
 #include <cstdint>
 #include <cstring>
 
+#include "dovetail/storage/page_heap.h"
+
 namespace dovetail::engine_detail {
 namespace {
 
-// glibc maps larger allocations alone, at any setting of its threshold: their pages leave when they are freed.
+// A tensor of the heap or, larger than malloc keeps at any setting of its threshold, one mapped alone.
 constexpr size_t kMappedAlone = size_t{32} << 20;
 constexpr size_t kChunk = size_t{4} << 20;
 constexpr size_t kStreamed = size_t{64} << 10;  // beyond it, what was copied is not in the cache when it is read
@@ -56,7 +57,7 @@ void move_gradient(const at::Tensor& gradient, const at::Tensor& given, const at
   const auto* from = static_cast<const std::byte*>(gradient.const_data_ptr());
   auto* to = static_cast<std::byte*>(target.mutable_data_ptr());
   if (!pages_can_go(gradient, given)) return stream(to, from, bytes);
-  const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
+  constexpr auto page = static_cast<uintptr_t>(PageHeap::kPage);  // less would split huge pages
   uintptr_t given_back = (reinterpret_cast<uintptr_t>(from) + page - 1) / page * page;
   for (size_t at = 0; at < bytes; at += kChunk) {
     const size_t n = std::min(kChunk, bytes - at);

@@ -19,6 +19,7 @@ struct RunConfig {
   int64_t seed = 1;     // initial weights, sample order, generated text
   int64_t ranks = 1;    // local ranks to start where no launcher and no --nproc says otherwise
   int64_t threads = 0;  // per rank, inside operations; 0: this host's cores shared among its ranks
+  bool tensor_heap = true;  // CPU tensors keep their pages from one step to the next (storage/tensor_heap.h)
 };
 
 struct DataConfig {

@@ -31,6 +31,7 @@ void visit(V& v, RunConfig& c) {
   v("seed", c.seed, at_least(0));
   v("ranks", c.ranks, between(1, 4096));
   v("threads", c.threads, between(0, 4096));
+  v("tensor_heap", c.tensor_heap);
 }
 
 template <class V>

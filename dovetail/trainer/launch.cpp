@@ -12,6 +12,7 @@
 #include "dovetail/comm/c10d/world.h"
 #include "dovetail/comm/p2p_group.h"
 #include "dovetail/comm/threads/hub.h"
+#include "dovetail/storage/tensor_heap.h"
 #include "dovetail/trainer/local_ranks.h"
 #include "dovetail/trainer/run_setup.h"
 #include "dovetail/trainer/training_run.h"
@@ -68,6 +69,7 @@ void check_job(const Config& config, int64_t ranks) {
 }
 
 int run_rank(const Config& config, const TrainCommand& command, const LaunchInfo& job) {
+  if (config.run.tensor_heap) TensorHeap::install();
   at::set_num_threads(threads_per_rank(config.run.threads, usable_cores(), job.local_size));
   const StopSignal stop;
   const std::shared_ptr<comm::Group> world = make_job_world(job, config.comm);

@@ -12,6 +12,7 @@
 #include "dovetail/base/hash.h"
 #include "dovetail/checkpoint/vote.h"
 #include "dovetail/models/lm/sample.h"
+#include "dovetail/storage/tensor_heap.h"
 #include "dovetail/trainer/html.h"
 #include "dovetail/trainer/report.h"
 #include "dovetail/trainer/run_setup.h"
@@ -114,11 +115,12 @@ TrainingRun::TrainingRun(Config config, std::shared_ptr<comm::Group> world)
   progress_.data_digest = stream.digest();
   if (leads())
     say(fmt::format(
-        "{:.2f} M parameters on {} rank{}, degrees {}, {}{}; {:.2f} M training and {:.2f} M "
+        "{:.2f} M parameters on {} rank{}, degrees {}, {}{}{}; {:.2f} M training and {:.2f} M "
         "validation tokens",
         static_cast<double>(parameters_of(engine_->plan())) / 1e6, world_->size(),
         world_->size() == 1 ? "" : "s", plan::to_text(options.plan.degrees), options.plan.format,
         world_->size() == 1 ? "" : ", over " + world_->transport(),
+        TensorHeap::installed() != nullptr ? "" : ", tensors from malloc",
         static_cast<double>(data_->train.samples() * config_.data.sequence) / 1e6,
         static_cast<double>(data_->validation.samples() * config_.data.sequence) / 1e6));
 }

@@ -14,6 +14,7 @@ void bind_comm(py::module_& m);
 void bind_plan(py::module_& m);
 void bind_update(py::module_& m);
 void bind_checkpoint(py::module_& m);
+void bind_memory(py::module_& m);
 void bind_nn(py::module_& m);
 void bind_engine(py::module_& m);
 

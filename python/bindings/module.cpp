@@ -17,6 +17,7 @@ PYBIND11_MODULE(_C, m) {
   python::bind_plan(m);
   python::bind_update(m);
   python::bind_checkpoint(m);
+  python::bind_memory(m);
   python::bind_nn(m);
   python::bind_engine(m);
 }

@@ -12,7 +12,7 @@ takes the place of ``from torch.distributed.fsdp import fully_shard``.
 
 import torch  # first: the C++ module finds torch's libraries loaded
 
-from . import checkpoint, nn, optim
+from . import checkpoint, memory, nn, optim
 from ._C import CommError, ConfigError, Error, FileError, PlanError, StateError
 from ._fully_shard import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method
 from ._ranks import close_worlds, set_deadline
@@ -23,6 +23,6 @@ from .ragged import Ragged, ShardedTensor
 __all__ = [
     "CPUOffloadPolicy", "CommError", "ConfigError", "Error", "FSDPModule", "FileError", "Heads",
     "MixedPrecisionPolicy", "Nodes", "OffloadPolicy", "Plan", "PlanError", "Ragged", "ShardedTensor", "StateError",
-    "UnshardHandle", "checkpoint", "close_worlds", "fully_shard", "nn", "optim",
+    "UnshardHandle", "checkpoint", "close_worlds", "fully_shard", "memory", "nn", "optim",
     "register_fsdp_forward_method", "set_deadline",
 ]

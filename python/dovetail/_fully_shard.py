@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+from . import memory
 from ._arguments import check_placements, plan_and_reshard
 from ._layout import tensor_parallel
 from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
@@ -101,6 +102,7 @@ def fully_shard(
     below = [(path, m._unit().plan) for top in modules for path, m in top.named_modules() if isinstance(m, FSDPModule)]
     plan, reshard_after_forward = plan_and_reshard(plan, reshard_after_forward, mesh, below)
     stored = _stored_format(modules) if main_dtype is not None else "fp32"
+    memory.use_unless_refused()
     unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
                 dict(units or {}), main_dtype)
     unit.ignored = list(ignored_params or ())

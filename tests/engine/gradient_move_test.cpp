@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "dovetail/storage/tensor_heap.h"
+
 namespace dovetail::engine_detail {
 namespace {
 
@@ -10,7 +12,21 @@ constexpr int64_t kLarge = (int64_t{36} << 20) / 4 + 7;  // beyond what keeps it
 
 at::Tensor values(int64_t n) { return at::arange(1, n + 1, at::kFloat); }
 
-TEST(MoveGradient, CopiesEverySizeAndPlace) {
+// Of tensors from malloc and, with true, from the heap.
+class MoveGradient : public testing::TestWithParam<bool> {
+ protected:
+  void SetUp() override {
+    if (!GetParam()) return;
+    TensorHeap* heap = TensorHeap::install();
+    if (heap == nullptr) GTEST_SKIP() << "no heap under the address sanitizer";
+    heap->switch_on(true);
+  }
+  void TearDown() override {
+    if (TensorHeap* heap = TensorHeap::installed()) heap->switch_on(false);
+  }
+};
+
+TEST_P(MoveGradient, CopiesEverySizeAndPlace) {
   for (const int64_t n : {int64_t{0}, int64_t{3}, int64_t{16'384}, int64_t{16'391}, int64_t{300'001}, kLarge})
     for (const int64_t shift : {0, 1}) {  // a target that no vector store fits
       const at::Tensor memory = at::full({n + 2}, -1.0f);
@@ -23,13 +39,13 @@ TEST(MoveGradient, CopiesEverySizeAndPlace) {
     }
 }
 
-TEST(MoveGradient, ConvertsWhatIsLaidOutOtherwise) {
+TEST_P(MoveGradient, ConvertsWhatIsLaidOutOtherwise) {
   const at::Tensor target = at::empty({3, 4}, at::kBFloat16);
   move_gradient(values(12).view({4, 3}).t(), {}, target);
   EXPECT_TRUE(at::equal(target, values(12).view({4, 3}).t().to(at::kBFloat16)));
 }
 
-TEST(MoveGradient, GivesPagesBackOnlyWhereNobodyElseReads) {
+TEST_P(MoveGradient, GivesPagesBackOnlyWhereNobodyElseReads) {
   const at::Tensor target = at::empty({kLarge});
   {
     at::Tensor gradient = values(kLarge);
@@ -54,6 +70,8 @@ TEST(MoveGradient, GivesPagesBackOnlyWhereNobodyElseReads) {
   EXPECT_EQ(owned[kLarge / 2], 2.0f);
   EXPECT_TRUE(target.eq(2).all().item<bool>());
 }
+
+INSTANTIATE_TEST_SUITE_P(, MoveGradient, testing::Bool());
 
 }  // namespace
 }  // namespace dovetail::engine_detail

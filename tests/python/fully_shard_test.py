@@ -12,6 +12,7 @@ import case_state_checks
 import compile_checks
 import feature_checks
 import huggingface_checks
+import memory_checks
 import mistake_checks
 import parity_checks
 import ranks
@@ -22,8 +23,8 @@ import training_checks
 import unit_checks
 
 
-FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, mistake_checks, training_checks,
-        unit_checks)
+FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, memory_checks, mistake_checks,
+        training_checks, unit_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 

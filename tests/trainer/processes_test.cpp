@@ -19,6 +19,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 class Processes : public ::testing::Test {
  protected:
@@ -85,6 +86,18 @@ TEST_F(Processes, LocalRanksTrainEvaluateAndKeepTheEarlierRun) {
   EXPECT_THAT(ended.output, HasSubstr("an earlier run is kept as " + at("run") + ".1"));
   EXPECT_EQ(step_lines(at("run.1")).size(), 6u);
   EXPECT_EQ(step_lines(at("run")).size(), 2u);
+}
+
+TEST_F(Processes, LossesDoNotDependOnWhereTensorsLie) {
+  const Ended heap = run(with(command("run"), {"--nproc", "2"}));
+  ASSERT_EQ(heap.code, 0) << heap.output;
+#ifndef __SANITIZE_ADDRESS__
+  EXPECT_THAT(heap.output, Not(HasSubstr("tensors from malloc")));
+#endif
+  const Ended malloc = run(command("malloc", {"run.ranks=2", "run.tensor_heap=false"}));
+  ASSERT_EQ(malloc.code, 0) << malloc.output;
+  EXPECT_THAT(malloc.output, HasSubstr("tensors from malloc"));
+  expect_same_steps("malloc", "run");
 }
 
 // Ranks agree with threads: the same losses, bit for bit.

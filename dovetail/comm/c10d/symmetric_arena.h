@@ -10,7 +10,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/symm_mem/SymmetricMemory.hpp>
 
-#include "dovetail/comm/first_fit.h"
+#include "dovetail/base/first_fit.h"
 #include "dovetail/comm/group.h"
 
 namespace dovetail::comm {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "dovetail/base/interval.h"
-#include "dovetail/comm/first_fit.h"
+#include "dovetail/base/first_fit.h"
 #include "dovetail/comm/group.h"
 
 namespace dovetail::comm {

@@ -5,7 +5,7 @@
 #include <map>
 #include <optional>
 
-namespace dovetail::comm {
+namespace dovetail {
 
 class FirstFit {
  public:
@@ -17,9 +17,10 @@ class FirstFit {
   void give(int64_t offset, int64_t bytes);
   int64_t left() const;     // bytes in all
   int64_t largest() const;  // of the largest piece
+  const std::map<int64_t, int64_t>& pieces() const { return free_; }  // offset -> bytes, not adjacent
 
  private:
-  std::map<int64_t, int64_t> free_;  // offset -> bytes, not adjacent
+  std::map<int64_t, int64_t> free_;
 };
 
-}  // namespace dovetail::comm
+}  // namespace dovetail

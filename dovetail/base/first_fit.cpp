@@ -1,9 +1,9 @@
-#include "dovetail/comm/first_fit.h"
+#include "dovetail/base/first_fit.h"
 
 #include <algorithm>
 #include <iterator>
 
-namespace dovetail::comm {
+namespace dovetail {
 
 FirstFit::FirstFit(int64_t begin, int64_t end) {
   if (begin < end) free_[begin] = end - begin;
@@ -48,4 +48,4 @@ int64_t FirstFit::largest() const {
   return bytes;
 }
 
-}  // namespace dovetail::comm
+}  // namespace dovetail
