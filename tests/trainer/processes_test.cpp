@@ -108,22 +108,43 @@ TEST_F(Processes, GiveTheLossesOfRanksAsThreads) {
   expect_same_steps("threads", "run");
 }
 
+// Of a launcher that starts two ranks.
+Program::Variables job_of_two(const std::string& rank, const std::string& name) {
+  return {{"OMPI_COMM_WORLD_RANK", rank},
+          {"OMPI_COMM_WORLD_SIZE", "2"},
+          {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
+          {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
+          {"PMIX_NAMESPACE", name + "-" + std::to_string(::getpid())}};
+}
+
 TEST_F(Processes, JoinTheJobOfALauncher) {
-  auto variables = [](const std::string& rank) {
-    return Program::Variables{{"OMPI_COMM_WORLD_RANK", rank},
-                              {"OMPI_COMM_WORLD_SIZE", "2"},
-                              {"OMPI_COMM_WORLD_LOCAL_RANK", rank},
-                              {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-                              {"PMIX_NAMESPACE", "job-" + std::to_string(::getpid())}};
-  };
   const auto words = command("run");
-  Program second(words, at("second.txt"), variables("1"));
-  const Ended first = run(words, variables("0"));
+  Program second(words, at("second.txt"), job_of_two("1", "job"));
+  const Ended first = run(words, job_of_two("0", "job"));
   ASSERT_EQ(first.code, 0) << first.output;
   EXPECT_EQ(second.wait(), 0) << second.output();
   EXPECT_THAT(first.output, HasSubstr("on 2 ranks"));
   EXPECT_EQ(second.output(), "");  // rank 0 alone speaks
   EXPECT_EQ(step_lines(at("run")).size(), 6u);
+}
+
+TEST_F(Processes, OfOneJobHaveOneCommandLine) {
+  const auto words = command("run");
+  for (const std::string flag : {"--trace", "--eval", "--resume"}) {
+    Program second(with(words, {flag}), at("second.txt"), job_of_two("1", "differ" + flag));
+    const Ended first = run(words, job_of_two("0", "differ" + flag));
+    EXPECT_EQ(first.code, 2) << first.output;
+    EXPECT_EQ(second.wait(), 2) << second.output();
+    EXPECT_THAT(first.output + second.output(), HasSubstr("command line (--resume, --eval, --trace): rank 1 has another"));
+  }
+}
+
+TEST_F(Processes, ComeTogetherInTheTimeThatIsSaid) {
+  const auto begun = std::chrono::steady_clock::now();
+  const Ended alone = run(command("run", {"comm.connect_seconds=1.5"}), job_of_two("0", "alone"));
+  EXPECT_NE(alone.code, 0);
+  EXPECT_THAT(alone.output, HasSubstr("rank 1"));
+  EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::seconds(30));  // not the minute of the default
 }
 
 TEST_F(Processes, SigtermWritesACheckpointAndResumeGoesOn) {
