@@ -223,7 +223,10 @@ void Engine::on_backward(std::function<void()> begin, std::function<void()> end)
   impl_->context_.backward_ended = std::move(end);
 }
 
+bool Engine::in_backward() { return impl_->runner_->in_backward(); }
+
 void Engine::discard_gradients() {
+  in_backward();
   for (auto& group : impl_->runner_->groups()) group->drop_gradient();
 }
 

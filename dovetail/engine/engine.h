@@ -109,6 +109,9 @@ class Engine {
   // Called when a backward pass begins, before any gradient is written, and at its end, when all reductions over zero2
   // ranks are done. May be null.
   void on_backward(std::function<void()> begin, std::function<void()> end);
+  // Whether a backward pass is under way, as where it computes a checkpoint again. One that threw is not: it is left
+  // first, which is collective. What it reduced until then is in the gradients.
+  bool in_backward();
   // What was reduced so far counts no more. Also where a backward pass begins.
   void discard_gradients();
   // Per parameter: whether it has a gradient, reduced, that arrived on any rank since the last step or zero_grad().

@@ -36,17 +36,14 @@ Runner::Runner(Context& context)
   for (int64_t g = 0; g + 1 < count; ++g) order_.push_back(g);
 }
 
-void Runner::check_idle(const char* call) const {
-  if (failed_)
-    raise<StateError>("engine: {} after a pass that failed; build a new engine and load the last checkpoint", call);
-  if (in_backward_) raise<StateError>("engine: {} inside of a backward pass", call);
-}
-
 // Forward.
 
 void Runner::before_forward(int64_t g, std::span<at::Tensor* const> inputs) {
-  if (failed_ || root_is(g)) check_idle("forward");
-  if (root_is(g)) depth_ = 0;
+  leave_broken_backward();
+  if (failed_ || (root_is(g) && !in_backward_)) {
+    check_idle("forward");
+    depth_ = 0;
+  }
   if (depth_ == 0 && !in_backward_) {  // in backward it is a recomputation
     register_accumulators();
     // Activations grow as the last step's gradients go: both never count at once.
@@ -207,6 +204,7 @@ void Runner::gather_ahead(int64_t g, bool backward) {
 // Backward.
 
 void Runner::begin_backward() {
+  leave_broken_backward();
   if (in_backward_) return;
   if (context_.backward_began) context_.backward_began();
   in_backward_ = true;
@@ -222,8 +220,10 @@ void Runner::begin_backward() {
   arrived_.clear();
   queue_ = reduce_order();
   next_ = 0;
-  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->end_backward();
+  const auto callback = std::make_shared<std::weak_ptr<Runner>>(weak_from_this());
+  callback_ = callback;
+  torch::autograd::Engine::get_default_engine().queue_callback([callback] {
+    if (auto self = callback->lock()) self->end_backward();
   });
 }
 

@@ -44,6 +44,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   // autograd has accumulated `given` into the leaf's .grad: move that to the gradient buffer.
   void take_gradient(int64_t group, size_t parameter, const at::Tensor& given);
 
+  bool in_backward();
   void set_sync(bool sync);
   // The main weights were or may have been written: the next root forward starts from them.
   void mark_stale() { stale_ = true; }
@@ -60,8 +61,9 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void gather_all();
   void release_all();
 
-  // Throws StateError where a call is out of order: inside of a pass, or after one that failed.
-  void check_idle(const char* call) const;
+  // Throws StateError where a call is out of order: inside of a backward pass, or after a pass that failed. Leaves a
+  // backward pass that threw: collective, where all ranks' did.
+  void check_idle(const char* call);
   // Group numbers in the order in which units ran in this step's first forward; for adoption once all ranks agree.
   std::vector<int64_t> observed_order() const;
   // Of `order` and of the messages of all ranks, which hold their own from byte `at` on: adopted where all are equal.
@@ -69,6 +71,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
 
  private:
   bool root_is(int64_t group) const { return group == std::ssize(groups_) - 1; }
+  void leave_broken_backward();
   void refresh();
   void end_pass();
   void gather_groups();
@@ -121,6 +124,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   bool stale_ = true, exposed_ = false;
   bool sync_ = true;
   bool in_backward_ = false;
+  std::weak_ptr<void> callback_;       // of autograd at the end of this backward; gone without a call where it threw
   bool graph_wanted_ = false;          // this backward builds a graph: units stay gathered after it
   bool after_graph_ = false;           // the last one did: gradients may now arrive in any order
   bool all_gathered_ = false;          // gather_all()

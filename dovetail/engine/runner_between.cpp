@@ -7,6 +7,37 @@
 
 namespace dovetail::engine_detail {
 
+void Runner::check_idle(const char* call) {
+  leave_broken_backward();
+  if (failed_)
+    raise<StateError>("engine: {} after a pass that failed; build a new engine and load the last checkpoint", call);
+  if (in_backward_) raise<StateError>("engine: {} inside of a backward pass", call);
+}
+
+bool Runner::in_backward() {
+  leave_broken_backward();
+  return in_backward_;
+}
+
+// autograd calls nobody back where a function of the graph threw, but drops what it would have called. What was reduced
+// until then is part of a gradient, as elsewhere in torch; what was not is dropped.
+void Runner::leave_broken_backward() {
+  if (failed_ || !in_backward_ || !callback_.expired()) return;
+  failed_ = true;  // until all has gone well
+  trace_backward(-1);
+  context_.trace.reset();
+  finish_reductions(0);
+  for (auto& group : groups_) {
+    group->abandon_gradient();
+    if (!all_gathered_) group->release();
+  }
+  for (GroupRun& run : runs_) run.forward_uses = 0;
+  depth_ = 0;
+  end_pass();
+  restore_pools();
+  in_backward_ = graph_wanted_ = after_graph_ = failed_ = false;
+}
+
 void Runner::set_sync(bool sync) {
   check_idle("set_gradient_sync");
   if (!sync && context_.degrees().zero2 > 1 && !context_.plan.options.local_accumulation)

@@ -102,6 +102,7 @@ class ShardGroup {
   // taken from there unless `written`, which says that gradients were writable since.
   void add_squares(ReproducibleSum& sum, bool written) const;
   void drop_gradient();
+  void abandon_gradient();  // one that is open and will not be reduced
   // Gradient shards that hold nothing of this step take no memory until they are written again.
   void discard_spent_gradient();
 

@@ -215,17 +215,20 @@ void ShardGroup::reduce_main() {
   gradient_spent_ = true;
 }
 
-void ShardGroup::drop_gradient() {
+void ShardGroup::abandon_gradient() {
   if (gradient_state_ == GradientState::reducing) finish_reduce();
+  gradient_spent_ |= gradient_state_ == GradientState::open && direct_;
   gradient_slot_.reset();
   gradient_state_ = GradientState::closed;
   squares_.reset();
+  for (GroupParameter& p : parameters_) p.contributions = 0;
+}
+
+void ShardGroup::drop_gradient() {
+  abandon_gradient();
   gradient_spent_ |= has_gradient() || accumulator_valid_;
   gradient_valid_ = main_gradient_valid_ = accumulator_valid_ = false;
-  for (GroupParameter& p : parameters_) {
-    p.contributions = 0;
-    p.contributed = false;
-  }
+  for (GroupParameter& p : parameters_) p.contributed = false;
 }
 
 void ShardGroup::discard_spent_gradient() {

@@ -68,6 +68,7 @@ void bind_engine(py::module_& m) {
       .def("release", &Engine::release, Unlocked())
       .def("gather_all", &Engine::gather_all, Unlocked())
       .def("release_all", &Engine::release_all, Unlocked())
+      .def("in_backward", &Engine::in_backward, Unlocked())
       .def("on_backward", [](Engine& e, py::object begin, py::object end) {
         e.on_backward(callback<>(std::move(begin)), callback<>(std::move(end)));
       })

@@ -151,6 +151,7 @@ class Runtime:
             slot.runtime._dovetail_sink = self.engine.sink(i)  # for dovetail.nn.Linear
         self._show()
         self.grads_seen = False
+        self.backward_open = False  # begun and not ended, maybe because it threw
         for u in self.units:
             u.runtime = self
         if self.stays_gathered:
@@ -210,7 +211,7 @@ class Runtime:
     # Passes.
 
     def before_forward(self, unit: Unit, args, kwargs):
-        if unit is self.root:
+        if unit is self.root and not self.in_backward():
             self._root_begins()
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
@@ -237,7 +238,7 @@ class Runtime:
             tensors = self.engine.after_forward(part.index, tensors)
         for i, t in zip(at, tensors):
             flat[i] = t.to(dtype) if dtype and t.is_floating_point() else t
-        if unit is self.root:  # between passes parameters are the sharded ones, also of units that stay gathered
+        if unit is self.root and not self.in_backward():  # between passes parameters are the sharded ones, also of units that stay gathered
             for u in self.units:
                 u.show(runtime=False)
         return tree_unflatten(flat, spec)
@@ -246,13 +247,25 @@ class Runtime:
         for part in unit.parts_of_it():
             self.engine.forward_failed(part.index)
 
+    def in_backward(self) -> bool:
+        """Whether a backward pass is under way, which computes a checkpoint again. One that threw is left: collective."""
+        inside = self.engine.in_backward()
+        if self.backward_open and not inside:
+            self.backward_open = False
+            self.grads_seen = True  # what was reduced before it threw
+            self._drop_gradients()
+        return inside
+
+    def _drop_gradients(self) -> None:
+        if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
+            self.engine.zero_grad()
+            self.grads_seen = False
+
     def _root_begins(self) -> None:
         if not self.values_seen:
             refuse_unset(self.root.modules[0], self.all_ranks())
             self.values_seen = True
-        if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
-            self.engine.zero_grad()
-            self.grads_seen = False
+        self._drop_gradients()
         for slot, spec in zip(self.slots, self.specs):
             if slot.runtime.requires_grad != slot.param.requires_grad:
                 slot.runtime.requires_grad_(slot.param.requires_grad)
@@ -263,6 +276,8 @@ class Runtime:
                                        "sharded one, as load_state_dict() without assign=True does")
 
     def _backward_begins(self) -> None:
+        self.grads_seen |= self.backward_open  # of the last one, which threw
+        self.backward_open = True
         for u in self.units:  # for what is computed again
             if u.gathered:
                 u.show(runtime=True)
@@ -291,6 +306,7 @@ class Runtime:
             slot.param.grad = None
 
     def _backward_ends(self) -> None:
+        self.backward_open = False
         if self.stays_gathered:
             for u in self.units:
                 u.show(runtime=False)

@@ -6,6 +6,7 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 import unittest
 
 import argument_checks
+import backward_checks
 import behind_checks
 import case_checks
 import case_state_checks
@@ -23,8 +24,8 @@ import training_checks
 import unit_checks
 
 
-FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, memory_checks, mistake_checks,
-        training_checks, unit_checks)
+FACE = (argument_checks, backward_checks, behind_checks, case_checks, case_state_checks, feature_checks, memory_checks,
+        mistake_checks, training_checks, unit_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 
