@@ -135,7 +135,8 @@ TEST_F(Processes, OfOneJobHaveOneCommandLine) {
     const Ended first = run(words, job_of_two("0", "differ" + flag));
     EXPECT_EQ(first.code, 2) << first.output;
     EXPECT_EQ(second.wait(), 2) << second.output();
-    EXPECT_THAT(first.output + second.output(), HasSubstr("command line (--resume, --eval, --trace): rank 1 has another"));
+    EXPECT_THAT(first.output + second.output(),
+                HasSubstr("command line (--resume, --eval, --trace): rank 1 has another"));
   }
 }
 
