@@ -6,7 +6,7 @@ import torch
 import torch.nn as nn
 
 from ._mistakes import mark_emptied
-from ._runtime import STATE, Runtime, start
+from ._runtime import STATE, Runtime, runtime_under
 from ._unit import Unit
 
 
@@ -68,30 +68,23 @@ class FSDPModule:
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gathers the unit's parameters, own ones only, until reshard(), or the end of its next pass. Collective.
 
+        They are for reading, and have the values that the sharded ones had when the first of the units that are
+        unsharded at the same time was.
+
         Args:
             async_op: whether to return a handle; the parameters can be read when this returns in any case.
-
-        Raises:
-            RuntimeError: before the first forward of the root.
         """
-        for part in self._unit().parts_of_it():
-            self._running("unshard").engine.gather(part.index)
+        runtime_under(self._unit()).unshard(self._unit())
         return UnshardHandle() if async_op else None
 
     def reshard(self) -> None:
         """Gives the unit's whole parameters up: modules have the sharded ones again.
 
         Raises:
-            RuntimeError: before the first forward of the root.
+            RuntimeError: where whole parameters were written to.
         """
-        for part in self._unit().parts_of_it():
-            self._running("reshard").engine.release(part.index)
-
-    def _running(self, call: str) -> Runtime:
-        runtime = self._unit().runtime
-        if runtime is None:
-            raise RuntimeError(f"{call}: wanted a module whose root has run a forward pass")
-        return runtime
+        if self._unit().runtime is not None:
+            self._unit().runtime.reshard(self._unit())
 
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
@@ -172,8 +165,7 @@ class FSDPModule:
 
     def _at_root(self, call: str, recurse: bool) -> Runtime:
         unit = self._unit()
-        if unit.runtime is None:
-            start(unit)
+        runtime_under(unit)
         if unit.runtime.root is not unit or not recurse:
             raise NotImplementedError(f"{call}: wanted the root module with recurse=True, got "
                                       f"{unit.name or 'recurse=False'}")

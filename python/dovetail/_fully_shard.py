@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from . import memory
 from ._arguments import check_placements, plan_and_reshard
 from ._fsdp_module import FSDPModule
+from ._gathered import refuse_transforms, release_before_load
 from ._layout import tensor_parallel
 from ._mistakes import refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
@@ -122,6 +123,7 @@ def fully_shard(
         setattr(m, STATE, unit)
         m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
                                     with_kwargs=True)
+        m.register_load_state_dict_pre_hook(release_before_load)
         m.register_load_state_dict_pre_hook(refuse_whole_tensors)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
                                 always_call=True)
@@ -235,6 +237,7 @@ def _no_pickle(self, protocol):
 
 
 def _before_forward(unit: Unit, module: nn.Module, args, kwargs):
+    refuse_transforms(module)
     if unit.runtime is None:
         start(unit)
     return unit.runtime.before_forward(unit, args, kwargs)
