@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
 import torch
 import torch.nn as nn
 
@@ -15,6 +17,16 @@ class UnshardHandle:
 
     def wait(self) -> None:
         """Returns when the parameters can be read: they can already."""
+
+
+def _refused(name: str, why: str):
+    """A method that torch's has, and this has not."""
+    def method(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise NotImplementedError(f"{name}: {why}")
+
+    method.__name__ = name
+    method.__doc__ = f"Not there: {why}."
+    return method
 
 
 class FSDPModule:
@@ -162,6 +174,60 @@ class FSDPModule:
         runtime = self._at_root("set_gradient_divide_factor", True)
         runtime.factor = factor
         runtime.engine.set_gradient_factor(1.0 / factor)
+
+    def set_reduce_scatter_divide_factor(self, factor: float) -> None:
+        """The name that torch had before for set_gradient_divide_factor."""
+        self.set_gradient_divide_factor(factor)
+
+    def set_force_sum_reduction_for_comms(self, enable: bool) -> None:
+        """Accepted: gradients always travel as they are, are summed, and then divided."""
+
+    def set_reduce_scatter_unused_params(self, reduce_scatter_unused_params: bool, *, recurse: bool = True) -> None:
+        """Accepted: a parameter that only some ranks used is always reduced, with zeros of the others. Of one that no
+        rank used, ``.grad`` stays None."""
+
+    def set_unshard_in_backward(self, unshard_in_backward: bool) -> None:
+        """Accepted with True: units are gathered for their backward passes.
+
+        Raises:
+            NotImplementedError: with False.
+        """
+        if not unshard_in_backward:
+            raise NotImplementedError("set_unshard_in_backward(False): every unit is gathered for its backward pass: "
+                                      "wanted reshard_after_forward=False, which leaves it gathered, for a unit whose "
+                                      "backward pass should gather nothing")
+
+    def reset_iter_state(self) -> None:
+        """After a backward pass that raised: training can go on from the weights and the optimizer's state that there
+        are. Gradients are lost, those of earlier micro-batches too. On the root. Collective.
+
+        The engine is made anew then. After a forward that raised nothing is to be done: its units are released already.
+        """
+        self._at_root("reset_iter_state", True).reset()
+
+    set_all_reduce_hook = _refused(
+        "set_all_reduce_hook", "the engine sums over all copies itself: wanted a 2-D mesh, or a "
+        "change of .grad after the backward pass (set_requires_all_reduce(False) puts the sum over copies off)")
+    set_custom_all_gather = _refused(
+        "set_custom_all_gather", 'the engine communicates itself: wanted comm="peer" or comm="c10d" of fully_shard')
+    set_custom_reduce_scatter = _refused(
+        "set_custom_reduce_scatter",
+        'the engine communicates itself: wanted comm="peer" or comm="c10d" of fully_shard')
+    set_allocate_memory_from_process_group_for_comm = _refused(
+        "set_allocate_memory_from_process_group_for_comm", "the engine allocates its buffers itself: wanted "
+        'comm="peer" of fully_shard, where ranks of one host read the memory of others')
+    set_symm_mem_for_comm = _refused(
+        "set_symm_mem_for_comm", 'there is no NCCL on the CPU: wanted comm="peer" of fully_shard, where ranks of one '
+        "host read the memory of others")
+    set_post_optim_event = _refused(
+        "set_post_optim_event",
+        "there are no streams on the CPU, and a step is done when it returns: leave the call out")
+    set_reduce_scatter_max_input_buffers = _refused(
+        "set_reduce_scatter_max_input_buffers", "how many reductions are under way is of the whole root: wanted "
+        "plan=Plan(pending_reductions=...) of fully_shard")
+    set_separate_reduce_scatter_group = _refused(
+        "set_separate_reduce_scatter_group", "collectives of the engine use no process group of torch that they would "
+        "queue in: leave the call out")
 
     def _at_root(self, call: str, recurse: bool) -> Runtime:
         unit = self._unit()

@@ -211,6 +211,19 @@ class Runtime(Residence):
         if optimizer:
             optimizer.put_back(state)
 
+    def reset(self) -> None:
+        """Leaves a backward pass that was broken off. Gradients are lost."""
+        for slot in self.slots:
+            slot.param.grad = None
+        self.running.clear()
+        if self.in_backward:
+            self.in_backward = False
+            self.rebuild()
+        else:
+            self._give_up(self.units)
+            self.engine.zero_grad()
+            self.grads_seen = False
+
     # Passes.
 
     def before_forward(self, unit: Unit, args, kwargs):

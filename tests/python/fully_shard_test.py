@@ -14,6 +14,7 @@ import feature_checks
 import gathered_checks
 import huggingface_checks
 import memory_checks
+import method_checks
 import mistake_checks
 import parity_checks
 import ranks
@@ -26,7 +27,7 @@ import unshard_checks
 
 
 FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, gathered_checks, memory_checks,
-        mistake_checks, training_checks, unit_checks, unshard_checks)
+        method_checks, mistake_checks, training_checks, unit_checks, unshard_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 
