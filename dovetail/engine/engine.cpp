@@ -225,6 +225,8 @@ void Engine::on_backward(std::function<void()> begin, std::function<void()> end)
 
 bool Engine::in_backward() { return impl_->runner_->in_backward(); }
 
+int64_t Engine::broken_backwards() const { return impl_->runner_->broken_backwards(); }
+
 void Engine::discard_gradients() {
   in_backward();
   for (auto& group : impl_->runner_->groups()) group->drop_gradient();

@@ -112,6 +112,7 @@ class Engine {
   // Whether a backward pass is under way, as where it computes a checkpoint again. One that threw is not: it is left
   // first, which is collective. What it reduced until then is in the gradients.
   bool in_backward();
+  int64_t broken_backwards() const;  // left so far
   // What was reduced so far counts no more. Also where a backward pass begins.
   void discard_gradients();
   // Per parameter: whether it has a gradient, reduced, that arrived on any rank since the last step or zero_grad().

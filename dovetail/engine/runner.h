@@ -45,6 +45,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void take_gradient(int64_t group, size_t parameter, const at::Tensor& given);
 
   bool in_backward();
+  int64_t broken_backwards() const { return broken_backwards_; }
   void set_sync(bool sync);
   // The main weights were or may have been written: the next root forward starts from them.
   void mark_stale() { stale_ = true; }
@@ -125,6 +126,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   bool sync_ = true;
   bool in_backward_ = false;
   std::weak_ptr<void> callback_;       // of autograd at the end of this backward; gone without a call where it threw
+  int64_t broken_backwards_ = 0;       // left so far
   bool graph_wanted_ = false;          // this backward builds a graph: units stay gathered after it
   bool after_graph_ = false;           // the last one did: gradients may now arrive in any order
   bool all_gathered_ = false;          // gather_all()

@@ -24,6 +24,7 @@ bool Runner::in_backward() {
 void Runner::leave_broken_backward() {
   if (failed_ || !in_backward_ || !callback_.expired()) return;
   failed_ = true;  // until all has gone well
+  ++broken_backwards_;
   trace_backward(-1);
   context_.trace.reset();
   finish_reductions(0);

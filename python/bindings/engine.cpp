@@ -69,6 +69,7 @@ void bind_engine(py::module_& m) {
       .def("gather_all", &Engine::gather_all, Unlocked())
       .def("release_all", &Engine::release_all, Unlocked())
       .def("in_backward", &Engine::in_backward, Unlocked())
+      .def("broken_backwards", &Engine::broken_backwards)
       .def("on_backward", [](Engine& e, py::object begin, py::object end) {
         e.on_backward(callback<>(std::move(begin)), callback<>(std::move(end)));
       })

@@ -14,7 +14,8 @@ import torch  # first: the C++ module finds torch's libraries loaded
 
 from . import checkpoint, memory, nn, optim
 from ._C import CommError, ConfigError, Error, FileError, PlanError, StateError
-from ._fully_shard import FSDPModule, UnshardHandle, fully_shard, register_fsdp_forward_method
+from ._fsdp_module import FSDPModule, UnshardHandle
+from ._fully_shard import fully_shard, register_fsdp_forward_method
 from ._ranks import close_worlds, set_deadline
 from .plan import Heads, Nodes, Plan
 from .policies import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy

@@ -1,4 +1,4 @@
-"""fully_shard and FSDPModule, with the signatures that torch.distributed.fsdp has."""
+"""fully_shard, with the signature that torch.distributed.fsdp has."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from . import memory
 from ._arguments import check_placements, plan_and_reshard
+from ._fsdp_module import FSDPModule
+from ._gathered import refuse_transforms, release_before_load
 from ._layout import tensor_parallel
-from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
+from ._mistakes import refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
-from ._runtime import STATE, Runtime, start
+from ._runtime import STATE, start
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
 from .plan import Heads, Nodes, Plan
 from .policies import MixedPrecisionPolicy, OffloadPolicy
@@ -121,6 +123,7 @@ def fully_shard(
         setattr(m, STATE, unit)
         m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
                                     with_kwargs=True)
+        m.register_load_state_dict_pre_hook(release_before_load)
         m.register_load_state_dict_pre_hook(refuse_whole_tensors)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
                                 always_call=True)
@@ -234,6 +237,7 @@ def _no_pickle(self, protocol):
 
 
 def _before_forward(unit: Unit, module: nn.Module, args, kwargs):
+    refuse_transforms(module)
     if unit.runtime is None:
         start(unit)
     return unit.runtime.before_forward(unit, args, kwargs)
@@ -271,173 +275,3 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
         return unit.runtime.after_forward(unit, output)
 
     setattr(module, method_name, types.MethodType(torch._dynamo.disable(around), module))
-
-
-class UnshardHandle:
-    """A gather that was begun."""
-
-    def wait(self) -> None:
-        """Returns when the parameters can be read: they can already."""
-
-
-class FSDPModule:
-    """What fully_shard mixes into a module.
-
-    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere; one that
-    makes the engine anew raises RuntimeError while parameters have gradients.
-    """
-
-    def __new__(cls, *args, **kwargs):
-        # Indexing into a container makes another one of its class: of the original class.
-        original = cls.__mro__[2]
-        self = original.__new__(original, *args, **kwargs)
-        self.__init__(*args, **kwargs)
-        return self
-
-    def _apply(self, fn, *args, **kwargs):
-        runtimes = {id(u.runtime): u.runtime for u in self._below(recurse=True) if u.runtime is not None}.values()
-        if runtimes:
-            becomes = fn(torch.empty(0))
-            if becomes.dtype != torch.float32 or becomes.device.type != "cpu":
-                raise NotImplementedError("a sharded module that has run keeps its main weights: wanted float32 on "
-                                          f"cpu, got {becomes.dtype} on {becomes.device}")
-        for runtime in runtimes:
-            runtime.engine.release_all()
-        super()._apply(fn, *args, **kwargs)
-        for runtime in runtimes:
-            runtime.take_over()
-        return self
-
-    def to_empty(self, *, device: str | torch.device | int | None, recurse: bool = True) -> nn.Module:
-        """As of any module. What is not written to before the first forward is an error there, not used."""
-        super().to_empty(device=device, recurse=recurse)
-        mark_emptied(self)
-        for u in self._below(recurse=True):
-            if u.runtime is not None:
-                u.runtime.values_seen = False
-        return self
-
-    def _unit(self) -> Unit:
-        return getattr(self, STATE)
-
-    def _below(self, recurse: bool) -> list[Unit]:
-        units: list[Unit] = []
-        for m in self.modules() if recurse else [self]:
-            u = getattr(m, STATE, None)
-            if u is not None and u not in units:
-                units.append(u)
-        return units
-
-    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
-        """Gathers the unit's parameters, own ones only, until reshard(), or the end of its next pass. Collective.
-
-        Args:
-            async_op: whether to return a handle; the parameters can be read when this returns in any case.
-
-        Raises:
-            RuntimeError: before the first forward of the root.
-        """
-        for part in self._unit().parts_of_it():
-            self._running("unshard").engine.gather(part.index)
-        return UnshardHandle() if async_op else None
-
-    def reshard(self) -> None:
-        """Gives the unit's whole parameters up: modules have the sharded ones again.
-
-        Raises:
-            RuntimeError: before the first forward of the root.
-        """
-        for part in self._unit().parts_of_it():
-            self._running("reshard").engine.release(part.index)
-
-    def _running(self, call: str) -> Runtime:
-        runtime = self._unit().runtime
-        if runtime is None:
-            raise RuntimeError(f"{call}: wanted a module whose root has run a forward pass")
-        return runtime
-
-    def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
-        """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
-
-        For the whole model: call it on the root, outside of passes. The first False makes the engine anew, with 4 bytes
-        for each element of the model on every rank, unless gradients are whole already (zero2=1).
-        """
-        runtime = self._at_root("set_requires_gradient_sync", recurse)
-        runtime.syncs = requires_gradient_sync
-        if not requires_gradient_sync and not runtime.accumulates and runtime.root.options().zero2 > 1:
-            runtime.accumulates = True
-            runtime.rebuild()
-        else:
-            runtime.engine.set_gradient_sync(requires_gradient_sync)
-
-    def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
-
-        After the first forward the engine is made anew where that is more than it has done. Each unit ahead is held
-        whole on every rank.
-
-        Raises:
-            ValueError: for a module that is not sharded.
-        """
-        self._gather_ahead("set_modules_to_forward_prefetch", modules)
-
-    def set_modules_to_backward_prefetch(self, modules: list["FSDPModule"]) -> None:
-        """As set_modules_to_forward_prefetch: one number serves both passes."""
-        self._gather_ahead("set_modules_to_backward_prefetch", modules)
-
-    def _gather_ahead(self, call: str, modules: list["FSDPModule"]) -> None:
-        for m in modules:
-            if not isinstance(m, FSDPModule):
-                raise ValueError(f"{call}: wanted modules that fully_shard has sharded, got {type(m).__name__}")
-        unit = self._unit()
-        unit.prefetch = max(unit.prefetch, len(modules))
-        if unit.runtime is not None and unit.runtime.prefetch < unit.prefetch:
-            unit.runtime.rebuild()
-
-    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
-        """Changes what fully_shard was given, outside of passes. The engine is made anew where it has run."""
-        if not isinstance(reshard_after_forward, bool):
-            raise ValueError(f"set_reshard_after_forward: wanted a bool, got {type(reshard_after_forward).__name__}")
-        units = self._below(recurse)
-        changed = any(u.reshard_after_forward != reshard_after_forward for u in units)
-        for u in units:
-            u.reshard_after_forward = reshard_after_forward
-        if changed and self._unit().runtime is not None:
-            self._unit().runtime.rebuild()
-
-    def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
-        """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches
-        without gathers, and every rank holds the whole model. On the root, outside of passes. Collective."""
-        self._at_root("set_reshard_after_backward", recurse).keep_gathered(not reshard_after_backward)
-
-    def set_is_last_backward(self, is_last_backward: bool) -> None:
-        """Accepted: reductions are finished at the end of every backward pass."""
-
-    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
-        """False: backward passes leave sums over the ranks of one copy of the parameters, and gradients as they were,
-        until one with True sums them over all copies. On the root, outside of passes."""
-        runtime = self._at_root("set_requires_all_reduce", recurse)
-        runtime.completes = requires_all_reduce
-        runtime.engine.set_gradient_completion(requires_all_reduce)
-
-    def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks, from the next backward
-        pass on. On the root, the same on all ranks.
-
-        Raises:
-            ValueError: unless the factor is positive.
-        """
-        if not factor > 0:
-            raise ValueError(f"set_gradient_divide_factor: wanted a positive number, got {factor}")
-        runtime = self._at_root("set_gradient_divide_factor", True)
-        runtime.factor = factor
-        runtime.engine.set_gradient_factor(1.0 / factor)
-
-    def _at_root(self, call: str, recurse: bool) -> Runtime:
-        unit = self._unit()
-        if unit.runtime is None:
-            start(unit)
-        if unit.runtime.root is not unit or not recurse:
-            raise NotImplementedError(f"{call}: wanted the root module with recurse=True, got "
-                                      f"{unit.name or 'recurse=False'}")
-        return unit.runtime

@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from . import _C
 from ._mistakes import refuse_unset, warn_of_strangers
 from ._ranks import flat_mesh, ranks_of, world_of
+from ._residence import Residence
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
 from .ragged import local_elements
 
@@ -71,6 +72,15 @@ def runtime_of(params: Iterable[torch.Tensor], who: str) -> "Runtime":
     return next(iter(runtimes.values()))
 
 
+def runtime_under(unit: Unit) -> "Runtime":
+    """The runtime of a unit, which is made of the outermost module around it where no forward has yet. Collective."""
+    if unit.runtime is None:
+        start(outermost([unit]) or unit)
+    if unit.runtime is None:
+        raise RuntimeError("wanted a module below the first of those that fully_shard made the outermost unit of")
+    return unit.runtime
+
+
 def _weakly(method):
     """For the engine to call, which must not keep alive what keeps it."""
     ref = weakref.WeakMethod(method)
@@ -83,7 +93,7 @@ def _weakly(method):
     return call
 
 
-class Runtime:
+class Runtime(Residence):
     """Units of one root and the engine that drives them.
 
     Args:
@@ -91,13 +101,11 @@ class Runtime:
     """
 
     def __init__(self, units: list[Unit]):
-        self.units = units
-        self.root = units[-1]
+        super().__init__(units)
         self.accumulates = False   # room for whole gradients of micro-batches without communication
         self.values_seen = False   # whether all memory that to_empty() made was written to
         self.syncs = True          # backward passes reduce
         self.completes = True      # and over replicas
-        self.stays_gathered = False  # all units, through all passes
         self.factor = float(len(ranks_of(self.root.mesh)))  # that sums over ranks are divided by
         self.engine: "_C.Engine | None" = None
         self.optimizer: "weakref.ref | None" = None  # of the optimizer whose operations the engine has
@@ -105,6 +113,7 @@ class Runtime:
 
     # The engine.
 
+    @torch.inference_mode(False)  # training may follow a first forward in it
     def _build(self) -> None:
         root = self.root
         for u in self.units:
@@ -146,27 +155,22 @@ class Runtime:
         self.engine.set_gradient_factor(1.0 / self.factor)
         self.engine.set_gradient_completion(self.completes)
         self.engine.set_gradient_sync(self.syncs)
-        self.engine.on_backward(_weakly(self._backward_begins), _weakly(self._backward_ends))
+        self.engine.on_backward(_weakly(self._enter_backward), _weakly(self._leave_backward))
         for i, slot in enumerate(self.slots):
             slot.runtime._dovetail_sink = self.engine.sink(i)  # for dovetail.nn.Linear
         self._show()
         self.grads_seen = False
-        self.backward_open = False  # begun and not ended, maybe because it threw
+        self.broken = 0  # backward passes that threw, left so far
         for u in self.units:
             u.runtime = self
+            u.gathered = False
+            u.show(runtime=False)
         if self.stays_gathered:
             self.keep_gathered(True)
 
     def all_ranks(self) -> list[DeviceMesh]:
         """1-D meshes that together reach all ranks of the model: of the engine, and of tensor parallelism."""
         return [flat_mesh(self.root.mesh)] + ([self.parallel_ranks] if self.parallel_ranks is not None else [])
-
-    def keep_gathered(self, keep: bool) -> None:
-        """Whether all units stay gathered. Between passes parameters are the sharded ones in any case."""
-        self.stays_gathered = keep
-        (self.engine.gather_all if keep else self.engine.release_all)()
-        for u in self.units:
-            u.show(runtime=False)
 
     def _show(self) -> None:
         """Makes the engine's main weights and gradients the memory of the sharded parameters."""
@@ -208,18 +212,38 @@ class Runtime:
         if optimizer:
             optimizer.put_back(state)
 
+    def reset(self) -> None:
+        """Drops gradients, and what passes that were broken off have left."""
+        for slot in self.slots:
+            slot.param.grad = None
+        self.leave_broken()
+        self.in_backward = False
+        self.running.clear()
+        self._give_up(self.units)
+        self.engine.zero_grad()
+        self.grads_seen = False
+
     # Passes.
 
     def before_forward(self, unit: Unit, args, kwargs):
-        if unit is self.root and not self.in_backward():
+        begins = not self.leave_broken() and unit is self.root  # else a checkpoint may hold the root
+        if begins:
+            self.running.clear()
             self._root_begins()
+        if not self.running and not self.in_backward:
+            for u in self.units:
+                u.note_writes()
+            self.refuse_writes()
         flat, spec = tree_flatten((args, kwargs))
         at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
         compute = torch.bfloat16 if unit.format == "bf16" else unit.policy.param_dtype
         dtype = compute if unit.policy.cast_forward_inputs else None
         tensors = [flat[i].to(dtype) if dtype and flat[i].is_floating_point() else flat[i] for i in at]
+        self.running.append((unit, sys.exc_info()[1]))
         for i, t in zip(at, self.engine.before_forward(unit.index, tensors)):
             flat[i] = t
+        if begins:
+            self.in_backward = False
         if unit.behind is not None:
             self.engine.before_forward(unit.behind.index, [])
         for part in unit.parts_of_it():
@@ -227,9 +251,14 @@ class Runtime:
         return tree_unflatten(flat, spec)
 
     def after_forward(self, unit: Unit, output):
-        if sys.exc_info()[0] is not None:  # the forward threw
+        begun = self._begun(unit)
+        error = sys.exc_info()[1]
+        # A forward may be called where another exception is handled.
+        if error is not None and error is not (self.running[begun][1] if begun is not None else None):
             self.forward_failed(unit)
             return None
+        if begun is not None:
+            del self.running[begun:]
         flat, spec = tree_flatten(output)
         at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
         dtype = unit.policy.output_dtype
@@ -238,21 +267,27 @@ class Runtime:
             tensors = self.engine.after_forward(part.index, tensors)
         for i, t in zip(at, tensors):
             flat[i] = t.to(dtype) if dtype and t.is_floating_point() else t
-        if unit is self.root and not self.in_backward():  # between passes parameters are the sharded ones, also of units that stay gathered
-            for u in self.units:
-                u.show(runtime=False)
+        if not self.in_backward:
+            self._look_for_writes(unit)
+            if not self.running or unit is self.root:
+                # Between passes parameters are the sharded ones, also of units that stay gathered.
+                for u in self._ended_with(unit):
+                    u.show(runtime=False)
         return tree_unflatten(flat, spec)
 
-    def forward_failed(self, unit: Unit) -> None:
-        for part in unit.parts_of_it():
-            self.engine.forward_failed(part.index)
+    def leave_broken(self) -> bool:
+        """Leaves a backward pass that threw, which is collective. Gradients are what it had reduced until then.
 
-    def in_backward(self) -> bool:
-        """Whether a backward pass is under way, which computes a checkpoint again. One that threw is left: collective."""
+        Returns:
+            Whether a backward pass is under way.
+        """
         inside = self.engine.in_backward()
-        if self.backward_open and not inside:
-            self.backward_open = False
-            self.grads_seen = True  # what was reduced before it threw
+        if self.engine.broken_backwards() != self.broken:
+            self.broken = self.engine.broken_backwards()
+            self.in_backward = False
+            self.running.clear()
+            self._give_up(self.units)
+            self.grads_seen = True
             self._drop_gradients()
         return inside
 
@@ -275,9 +310,17 @@ class Runtime:
                     raise RuntimeError(f"parameter {spec.name} was replaced by another object: wanted a write into the "
                                        "sharded one, as load_state_dict() without assign=True does")
 
+    def _enter_backward(self) -> None:
+        self.leave_broken()
+        self.in_backward = True
+        self._backward_begins()
+
+    def _leave_backward(self) -> None:
+        self.in_backward = False
+        self._backward_ends()
+        self.refuse_writes()
+
     def _backward_begins(self) -> None:
-        self.grads_seen |= self.backward_open  # of the last one, which threw
-        self.backward_open = True
         for u in self.units:  # for what is computed again
             if u.gathered:
                 u.show(runtime=True)
@@ -306,7 +349,6 @@ class Runtime:
             slot.param.grad = None
 
     def _backward_ends(self) -> None:
-        self.backward_open = False
         if self.stays_gathered:
             for u in self.units:
                 u.show(runtime=False)

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.modules.conv import _ConvNd as _Convolution
 
 from . import _C
+from ._gathered import UNIT, have_state_sharded, mark_shown, unit_of
 from ._layout import Layout, TensorParallel, part_of, tensor_parallel
 from ._ranks import ranks_of, shard_mesh
 from .plan import Heads, Nodes, Plan
@@ -22,11 +23,9 @@ from .sharded import gather_part
 
 # On an original parameter: the sharded one that took its place. Other modules may still refer to the original.
 _SUCCESSOR = "_dovetail_successor"
-# On a sharded parameter: its unit.
-_UNIT = "_dovetail_unit"
 # On a whole parameter that was given back since modules outside of its unit refer to it too: the references so far.
 _SHARED = "_dovetail_shared"
-_MARKS = (_SUCCESSOR, _UNIT, _SHARED)
+_MARKS = (_SUCCESSOR, UNIT, _SHARED)
 
 
 @dataclass(eq=False)  # compared by identity
@@ -40,6 +39,7 @@ class Slot:
         runtime: the engine's whole parameter in the compute dtype, readable while the unit is gathered; None before the
             first pass. What modules have then is this, or of a tensor-parallel parameter a DTensor over it, `shown`.
         gradient: the sharded gradient, a view of the engine's memory; None before the first pass.
+        versions: of the runtime parameter and of a DTensor over it, when they were last looked at.
     """
 
     param: nn.Parameter
@@ -52,6 +52,7 @@ class Slot:
     runtime: nn.Parameter | None = None
     gradient: torch.Tensor | None = None
     shown: torch.Tensor | None = None
+    versions: tuple[int, int] = (0, 0)
 
     @property
     def parallel(self) -> TensorParallel | None:
@@ -71,7 +72,20 @@ class Slot:
         hand its gradient on only after the unit was reduced.
         """
         self.shown = (self.parallel.whole(self.runtime) if self.parallel else self.runtime) if runtime else None
+        if self.shown is not None:
+            mark_shown(self.shown, self)
+        self.versions = (self.versions[0], self._versions()[1])
         self.register(self.param if self.shown is None else self.shown)
+
+    def look(self) -> bool:
+        """Whether somebody has written to the whole parameter since the last look. The engine writes to its memory,
+        which counts no version."""
+        before, self.versions = self.versions, self._versions()
+        return before != self.versions
+
+    def _versions(self) -> tuple[int, int]:
+        over = None if self.parallel is None or self.shown is None or self.shown.is_inference() else self.shown
+        return tuple(0 if t is None else t._version for t in (self.runtime, over))
 
     def register(self, param: torch.Tensor) -> None:
         for module, name in self.places:
@@ -130,8 +144,29 @@ class Unit:
         return False if self.reshard_after_forward and self is root else None
 
     def residence_changed(self, gathered: bool) -> None:
+        if gathered:
+            for slot in self.slots:
+                slot.look()
+        else:
+            self.note_writes()
         self.gathered = gathered
         self.show(runtime=gathered)
+
+    def note_writes(self) -> None:
+        """Looks whether somebody has written to whole parameters, for `Runtime.refuse_writes`."""
+        if not self.gathered:
+            return
+        for slot in self.slots:
+            if slot.look():
+                self.runtime.written.append(".".join(filter(None, (self.name, slot.name))))
+
+    def refuse_writes(self) -> None:
+        self.note_writes()
+        self.runtime.refuse_writes()
+
+    @property
+    def shows_runtime(self) -> bool:
+        return any(slot.shown is not None for slot in self.slots)
 
     def show(self, runtime: bool) -> None:
         """Which parameters the modules have from now on."""
@@ -139,9 +174,10 @@ class Unit:
             slot.show(runtime)
 
     def begin_pass(self) -> None:
-        """To be called in a forward pass, after the engine has begun it."""
+        """To be called in a forward pass, after the engine has begun it. Units that were gathered before may show the
+        sharded parameters."""
         for slot in self.slots:
-            if slot.parallel is not None:
+            if slot.parallel is not None or slot.shown is None:
                 slot.show(runtime=True)
 
 
@@ -158,10 +194,6 @@ def outermost(units: "list[Unit]") -> "Unit | None":
         if len(held) > most and all(id(m) in held for m in inner):
             best, most = unit, len(held)
     return best
-
-
-def unit_of(param: torch.Tensor) -> "Unit | None":
-    return getattr(param, _UNIT, None)
 
 
 def kind_of(param: nn.Parameter, module: nn.Module) -> str:
@@ -199,11 +231,13 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
         for key, value in vars(param).items():  # marks that users have put on parameters
             if key not in _MARKS:
                 setattr(sharded, key, value)
-        setattr(sharded, _UNIT, unit)
+        setattr(sharded, UNIT, unit)
         slot = Slot(sharded, list(places), name, kind, part, layout, weakref.ref(param))
         slot.register(sharded)
         setattr(param, _SUCCESSOR, (unit, slot))
         unit.slots.append(slot)
+        for module, _ in places:
+            have_state_sharded(module)
 
 
 def parts_of(patterns: "dict[str, Heads | Nodes | list]", names: list[str]) -> "list[list[Heads | Nodes]]":

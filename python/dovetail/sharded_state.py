@@ -2,7 +2,7 @@
 
 Three helpers build DTensors from a whole tensor, or from a meta tensor, by placements alone, and know only those of
 torch: they take a `Ragged` placement for Replicate, or refuse it. `install` puts a wrapper around each. A wrapper deals
-with the sharded tensors of a state dict and leaves everything else to torch.
+with the sharded tensors of a state dict and leaves everything else to torch. One more releases units before a load.
 """
 
 import functools
@@ -13,6 +13,7 @@ from torch.distributed.checkpoint import default_planner, state_dict
 from torch.optim.optimizer import _foreach_supported_types as optimizer_types
 from torch.utils._foreach_utils import _foreach_supported_types as norm_types
 
+from ._gathered import release_before_load
 from .sharded import ShardedTensor
 
 
@@ -55,6 +56,16 @@ def _whole_state_dict(stock):
     return distribute
 
 
+def _into_released(stock):
+    # Which parameters are sharded is asked before load_state_dict, which releases units.
+    @functools.wraps(stock)
+    def load(model, *args, **kwargs):
+        release_before_load(model)
+        return stock(model, *args, **kwargs)
+
+    return load
+
+
 def _materialized(stock):
     @functools.wraps(stock)
     def init(entries):
@@ -76,6 +87,7 @@ def _materialize(entries):
 _WRAPPED = ((utils, "_distribute_tensors", _broadcast_tensors),
             (state_dict, "_distribute_state_dict", _whole_state_dict),
             (state_dict, "_broadcast_state_dict", _whole_state_dict),
+            (state_dict, "_load_model_state_dict", _into_released),
             (default_planner, "_init_state_dict", _materialized))
 _originals = {name: getattr(module, name) for module, name, _ in _WRAPPED}
 

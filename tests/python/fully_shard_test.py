@@ -12,8 +12,10 @@ import case_checks
 import case_state_checks
 import compile_checks
 import feature_checks
+import gathered_checks
 import huggingface_checks
 import memory_checks
+import method_checks
 import mistake_checks
 import parity_checks
 import ranks
@@ -22,10 +24,11 @@ import tensor_parallel_state_checks
 import tensor_parallel_tensor_checks
 import training_checks
 import unit_checks
+import unshard_checks
 
 
-FACE = (argument_checks, backward_checks, behind_checks, case_checks, case_state_checks, feature_checks, memory_checks,
-        mistake_checks, training_checks, unit_checks)
+FACE = (argument_checks, backward_checks, behind_checks, case_checks, case_state_checks, feature_checks, gathered_checks,
+        memory_checks, method_checks, mistake_checks, training_checks, unit_checks, unshard_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 

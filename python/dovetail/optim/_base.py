@@ -154,7 +154,10 @@ class EngineOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         runtime = self._bind()
-        runtime.in_backward()  # leaves one that threw
+        runtime.leave_broken()
+        for unit in runtime.units:
+            unit.note_writes()
+        runtime.refuse_writes()
         if not runtime.grads_seen:
             if any(p.grad is not None for g in self.param_groups if g["lr"] != 0 for p in g["params"]):
                 raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has "
