@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from . import memory
 from ._arguments import check_placements, plan_and_reshard
 from ._layout import tensor_parallel
-from ._mistakes import mark_emptied, refuse_whole_tensors, watch_optimizers
+from ._mistakes import keep_on_assign, mark_emptied, refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
 from ._runtime import STATE, Runtime, start
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
@@ -122,6 +122,7 @@ def fully_shard(
         m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
                                     with_kwargs=True)
         m.register_load_state_dict_pre_hook(refuse_whole_tensors)
+        m.register_load_state_dict_pre_hook(keep_on_assign)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
                                 always_call=True)
         cls = type(m)
@@ -304,6 +305,8 @@ class FSDPModule:
         for runtime in runtimes:
             runtime.engine.release_all()
         super()._apply(fn, *args, **kwargs)
+        for u in self._below(recurse=True):
+            u.mark_parameters()
         for runtime in runtimes:
             runtime.take_over()
         return self

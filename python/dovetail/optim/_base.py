@@ -9,15 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from .. import _C
 from .._ranks import flat_mesh
 from .._runtime import Runtime, runtime_of
 from .._unit import Slot
-from ..ragged import local_elements, sharded_tensor
-from ..sharded import ShardedTensor, runs_of, slice_run
+from ..ragged import elements_for, local_elements, sharded_tensor
 from ._tensor_parallel import refuse_units_of_parts, skip_together
 
 
@@ -214,7 +212,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             raise ValueError(f"{who}.load_state_dict: wanted one number of steps, got {sorted(steps)}")
         with torch.no_grad():
             for mine, value in copies:
-                local_elements(mine).copy_(_part_of(value, mine))
+                local_elements(mine).copy_(elements_for(value, mine))
         for group, theirs in zip(self.param_groups, given):
             group.update({k: v for k, v in theirs.items() if k != "params"})
         if steps:
@@ -238,18 +236,3 @@ class EngineOptimizer(torch.optim.Optimizer):
 def _closed(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Empty runs as (0, 0)."""
     return [run if run[0] < run[1] else (0, 0) for run in runs]
-
-
-def _part_of(value: torch.Tensor, mine: DTensor) -> torch.Tensor:
-    """What of `value`, sharded in any way or whole, this rank holds in the layout of `mine`."""
-    if isinstance(value, DTensor):
-        if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
-            return local_elements(value)
-        if isinstance(value, ShardedTensor) and isinstance(mine, ShardedTensor) and (
-                value.device_mesh == mine.device_mesh and value.placements[1:] == mine.placements[1:]):
-            return local_elements(value.redistribute(placements=mine.placements))
-        value = value.full_tensor()
-    if isinstance(mine, ShardedTensor):
-        return mine.cut(value)
-    run = runs_of(mine)[mine.device_mesh.get_local_rank()]
-    return slice_run(value, mine.shape, run)
