@@ -14,7 +14,8 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from . import memory
-from ._arguments import check_placements, plan_and_reshard
+from ._arguments import (check_dtypes, check_kinds, check_placements, format_of, ignored_parameters,
+                         plan_and_reshard)
 from ._layout import tensor_parallel
 from ._mistakes import keep_on_assign, mark_emptied, refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
@@ -62,7 +63,8 @@ def fully_shard(
         plan: degrees and blocks of sharding, the same for all units of a root.
         format: of the unit's runtime parameters: "fp32" or "bf16"; None: as mp_policy.param_dtype says.
         main_dtype: of main weights: torch.float32 or None, that of the parameters. With torch.float32 parameters of
-            another dtype are kept as float32; a bfloat16 module then computes in bfloat16 unless told otherwise.
+            another floating-point dtype are kept as float32; a bfloat16 module then computes in bfloat16 unless told
+            otherwise.
         units: what of the unit's parameters is a unit of update operations, by pattern of names within the module:
             {"*.q_proj.weight": Heads(8), "*.c_attn.weight": Nodes("qkv", (0, 64, 128, 192), dim=1)}.
         comm: "auto", "peer" (ranks of one host read one another's memory) or "c10d" (messages over Gloo).
@@ -71,8 +73,8 @@ def fully_shard(
         What was passed, with the class ``FSDP<Module>`` mixed in.
 
     Raises:
-        ValueError: for an argument or a parameter that cannot be, naming it; at the first forward also where units of
-            one root differ in what must be the same.
+        ValueError: for an argument or a parameter that cannot be, naming it, before anything is changed; at the first
+            forward also where units of one root differ in what must be the same.
         NotImplementedError: for what torch has and this has not.
         RuntimeError: without a process group; where a parameter is shared with a unit that has run already.
     """
@@ -88,6 +90,8 @@ def fully_shard(
             raise ValueError(f"fully_shard has been applied to this module already: {type(m).__name__}")
     if comm not in ("auto", "peer", "c10d"):
         raise ValueError(f'comm: wanted "auto", "peer" or "c10d", got {comm!r}')
+    check_kinds(mesh, mp_policy, offload_policy, plan, units)
+    ignored = ignored_parameters(ignored_params)
     if mesh is None:
         if not dist.is_initialized():
             raise RuntimeError("fully_shard: wanted a process group; call torch.distributed.init_process_group() first")
@@ -99,14 +103,16 @@ def fully_shard(
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
     if main_dtype not in (None, torch.float32):
         raise NotImplementedError(f"main_dtype: wanted torch.float32 or None, got {main_dtype}")
+    asked = format_of(format, mp_policy)
+    check_dtypes(modules, ignored, main_dtype)
     below = [(path, m._unit().plan) for top in modules for path, m in top.named_modules() if isinstance(m, FSDPModule)]
     plan, reshard_after_forward = plan_and_reshard(plan, reshard_after_forward, mesh, below)
     stored = _stored_format(modules) if main_dtype is not None else "fp32"
     memory.use_unless_refused()
-    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
+    unit = Unit(modules, mesh, plan, mp_policy, asked or stored, comm, reshard_after_forward,
                 dict(units or {}), main_dtype)
-    unit.ignored = list(ignored_params or ())
-    found, behind = _take_parameters(unit, ignored_params or set())
+    unit.ignored = ignored
+    found, behind = _take_parameters(unit, ignored)
     if shard_placement_fn is not None:
         check_placements(shard_placement_fn, [(name, param) for param, _, name in found + behind], mesh)
     names = [name for _, _, name in found + behind]
@@ -144,19 +150,7 @@ def _stored_format(modules: list[nn.Module]) -> str:
     return "fp32"
 
 
-def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str | None:
-    named = {None: None, torch.float32: "fp32", torch.bfloat16: "bf16"}
-    if policy.param_dtype not in named:
-        raise ValueError(f"param_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.param_dtype}")
-    if policy.reduce_dtype not in named:
-        raise ValueError(f"reduce_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.reduce_dtype}")
-    asked = named[policy.param_dtype]
-    if format and asked and format != asked:
-        raise ValueError(f"format {format!r} and param_dtype {policy.param_dtype}: wanted the same of both")
-    return format or asked
-
-
-def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
+def _take_parameters(unit: Unit, ignored: list[nn.Parameter]):
     """Whole parameters of the unit's modules with all references: those that no unit below has, and those that a unit
     below shares with modules outside of it, where this unit holds all of these.
 
