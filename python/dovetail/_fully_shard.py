@@ -250,9 +250,10 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """
     if not isinstance(module, FSDPModule):
         return
-    method = getattr(type(module), method_name, None)
+    method = getattr(type(module), method_name, None) if isinstance(method_name, str) else None
     if not callable(method):
-        raise ValueError(f"register_fsdp_forward_method: {type(module).__name__} has no method {method_name}")
+        raise ValueError(f"register_fsdp_forward_method: {type(module).__name__} has no method "
+                         f"{method_name}")
 
     @functools.wraps(method)
     def around(self, *args, **kwargs):

@@ -36,6 +36,9 @@ def sharded_tensor(local: torch.Tensor, mesh: DeviceMesh, intervals: Sequence[In
     wait for ever.
     Raises ValueError for anything else than described.
     """
+    for name, value, kind in (("local", local, torch.Tensor), ("mesh", mesh, DeviceMesh)):
+        if not isinstance(value, kind):
+            raise ValueError(f"sharded_tensor: {name}: wanted a {kind.__name__}, got {type(value).__name__}")
     shape = torch.Size(shape)
     if mesh.ndim != (1 if second is None else 2):
         raise ValueError(f"sharded_tensor: a 1-D mesh is needed, or a 2-D one with `second`; this one has {mesh.ndim} "

@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import models
 from common import expect_error, full, what_torch_does
@@ -145,11 +145,16 @@ def check_assigned_state_dicts(world):
 
 def check_copies_of_parameters(world):
     """deepcopy of parameters, as averages of weights make it; a module is not copied."""
-    width = 8 * world.size  # some parameters are stock DTensors
-    model = sharded(fully_shard, models.Mlp(width))
-    x = torch.ones(2, width)
+    stock = fully_shard(nn.Linear(64, world.size, bias=False))  # cut where Shard(0) cuts
+    assert type(stock.weight) is DTensor
+    for model, x in ((stock, torch.ones(2, 64)), (sharded(fully_shard, models.Mlp()), X)):
+        copies_of_parameters(model, x)
+
+
+def copies_of_parameters(model, x):
+    first = next(model.parameters())
     for trained in (False, True):
-        model.scale.marked = "by the user"
+        first.marked = "by the user"
         for p in model.parameters():
             twin = copy.deepcopy(p)
             assert type(twin) is type(p) and isinstance(twin, nn.Parameter) and twin.requires_grad
@@ -165,7 +170,7 @@ def check_copies_of_parameters(world):
             with torch.no_grad():
                 twin.add_(1)
             assert torch.equal(full(p.detach()), before) and not torch.equal(full(twin.detach()), before)
-        assert copy.deepcopy(model.scale).marked == "by the user"
+        assert copy.deepcopy(first).marked == "by the user"
         twins = copy.deepcopy(list(model.parameters()) * 2)
         assert twins[0] is twins[len(twins) // 2] and len({id(t) for t in twins}) == len(twins) // 2
         for inner in (model, nn.Sequential(model)):
