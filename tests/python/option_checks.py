@@ -85,8 +85,9 @@ def check_groups_that_cannot_be(world):
     plain = nn.Parameter(torch.zeros(2))
     opt = optim.AdamW(params)
     for bound in (False, True):
-        expect_error(ValueError, ["AdamW: group 1", "fully_shard", "(2,)"],
-                     lambda: opt.add_param_group({"params": [plain]}))
+        for given in ([plain], plain, iter([plain]), [("name", plain)]):
+            expect_error(ValueError, ["AdamW: group 1", "fully_shard", "(2,)"],
+                         lambda: opt.add_param_group({"params": given}))
         expect_error(ValueError, ["AdamW: group 0", "fully_shard", "(2,)"], lambda: optim.AdamW([*params, plain]))
         if bound:
             expect_error(ValueError, ["AdamW: group 1", "one root"],

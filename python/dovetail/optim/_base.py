@@ -54,10 +54,11 @@ class EngineOptimizer(torch.optim.Optimizer):
         if not isinstance(param_group, dict) or "params" not in param_group:
             raise TypeError(f"{who}: wanted a dict with params, got {param_group!r}")
         group = {**self.defaults, **param_group}
-        if not isinstance(group["params"], (torch.Tensor, set)):  # torch refuses sets, which have no order
-            if not isinstance(group["params"], Iterable):
-                raise TypeError(f"{who}: params: wanted parameters, got {group['params']!r}")
-            group["params"] = list(group["params"])
+        params = group["params"]
+        if not isinstance(params, (torch.Tensor, Iterable)):
+            raise TypeError(f"{who}: params: wanted parameters, got {params!r}")
+        if not isinstance(params, set):  # torch refuses these, which have no order
+            group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
             self._check_parameters(who, group["params"])
         options = self._options_of(who, group)
         check_words(who, (k for k in param_group if k != "params"), options)
