@@ -53,6 +53,8 @@ class FSDPModule:
         for runtime in runtimes:
             runtime.engine.release_all()
         super()._apply(fn, *args, **kwargs)
+        for u in self._below(recurse=True):
+            u.mark_parameters()
         for runtime in runtimes:
             runtime.take_over()
         return self

@@ -14,11 +14,12 @@ import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from . import memory
-from ._arguments import check_placements, plan_and_reshard
+from ._arguments import (check_dtypes, check_kinds, check_placements, format_of, ignored_parameters,
+                          plan_and_reshard)
 from ._fsdp_module import FSDPModule
 from ._gathered import refuse_transforms, release_before_load
 from ._layout import tensor_parallel
-from ._mistakes import refuse_whole_tensors, watch_optimizers
+from ._mistakes import keep_on_assign, refuse_whole_tensors, watch_optimizers
 from ._ranks import keep_track_of
 from ._runtime import STATE, start
 from ._unit import Unit, shard_parameters, shared_places, successor_of, take_back, unit_of
@@ -64,7 +65,8 @@ def fully_shard(
         plan: degrees and blocks of sharding, the same for all units of a root.
         format: of the unit's runtime parameters: "fp32" or "bf16"; None: as mp_policy.param_dtype says.
         main_dtype: of main weights: torch.float32 or None, that of the parameters. With torch.float32 parameters of
-            another dtype are kept as float32; a bfloat16 module then computes in bfloat16 unless told otherwise.
+            another floating-point dtype are kept as float32; a bfloat16 module then computes in bfloat16 unless told
+            otherwise.
         units: what of the unit's parameters is a unit of update operations, by pattern of names within the module:
             {"*.q_proj.weight": Heads(8), "*.c_attn.weight": Nodes("qkv", (0, 64, 128, 192), dim=1)}.
         comm: "auto", "peer" (ranks of one host read one another's memory) or "c10d" (messages over Gloo).
@@ -73,8 +75,8 @@ def fully_shard(
         What was passed, with the class ``FSDP<Module>`` mixed in.
 
     Raises:
-        ValueError: for an argument or a parameter that cannot be, naming it; at the first forward also where units of
-            one root differ in what must be the same.
+        ValueError: for an argument or a parameter that cannot be, naming it, before anything is changed; at the first
+            forward also where units of one root differ in what must be the same.
         NotImplementedError: for what torch has and this has not.
         RuntimeError: without a process group; where a parameter is shared with a unit that has run already.
     """
@@ -90,6 +92,8 @@ def fully_shard(
             raise ValueError(f"fully_shard has been applied to this module already: {type(m).__name__}")
     if comm not in ("auto", "peer", "c10d"):
         raise ValueError(f'comm: wanted "auto", "peer" or "c10d", got {comm!r}')
+    check_kinds(mesh, mp_policy, offload_policy, plan, units)
+    ignored = ignored_parameters(ignored_params)
     if mesh is None:
         if not dist.is_initialized():
             raise RuntimeError("fully_shard: wanted a process group; call torch.distributed.init_process_group() first")
@@ -101,14 +105,16 @@ def fully_shard(
         raise NotImplementedError(f"mesh: wanted device type cpu, got {mesh.device_type}")
     if main_dtype not in (None, torch.float32):
         raise NotImplementedError(f"main_dtype: wanted torch.float32 or None, got {main_dtype}")
+    asked = format_of(format, mp_policy)
+    check_dtypes(modules, ignored, main_dtype)
     below = [(path, m._unit().plan) for top in modules for path, m in top.named_modules() if isinstance(m, FSDPModule)]
     plan, reshard_after_forward = plan_and_reshard(plan, reshard_after_forward, mesh, below)
     stored = _stored_format(modules) if main_dtype is not None else "fp32"
     memory.use_unless_refused()
-    unit = Unit(modules, mesh, plan, mp_policy, _format_of(format, mp_policy) or stored, comm, reshard_after_forward,
+    unit = Unit(modules, mesh, plan, mp_policy, asked or stored, comm, reshard_after_forward,
                 dict(units or {}), main_dtype)
-    unit.ignored = list(ignored_params or ())
-    found, behind = _take_parameters(unit, ignored_params or set())
+    unit.ignored = ignored
+    found, behind = _take_parameters(unit, ignored)
     if shard_placement_fn is not None:
         check_placements(shard_placement_fn, [(name, param) for param, _, name in found + behind], mesh)
     names = [name for _, _, name in found + behind]
@@ -125,6 +131,7 @@ def fully_shard(
                                     with_kwargs=True)
         m.register_load_state_dict_pre_hook(release_before_load)
         m.register_load_state_dict_pre_hook(refuse_whole_tensors)
+        m.register_load_state_dict_pre_hook(keep_on_assign)
         m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
                                 always_call=True)
         cls = type(m)
@@ -146,19 +153,7 @@ def _stored_format(modules: list[nn.Module]) -> str:
     return "fp32"
 
 
-def _format_of(format: str | None, policy: MixedPrecisionPolicy) -> str | None:
-    named = {None: None, torch.float32: "fp32", torch.bfloat16: "bf16"}
-    if policy.param_dtype not in named:
-        raise ValueError(f"param_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.param_dtype}")
-    if policy.reduce_dtype not in named:
-        raise ValueError(f"reduce_dtype: wanted torch.float32, torch.bfloat16 or None, got {policy.reduce_dtype}")
-    asked = named[policy.param_dtype]
-    if format and asked and format != asked:
-        raise ValueError(f"format {format!r} and param_dtype {policy.param_dtype}: wanted the same of both")
-    return format or asked
-
-
-def _take_parameters(unit: Unit, ignored: set[nn.Parameter]):
+def _take_parameters(unit: Unit, ignored: list[nn.Parameter]):
     """Whole parameters of the unit's modules with all references: those that no unit below has, and those that a unit
     below shares with modules outside of it, where this unit holds all of these.
 
@@ -259,9 +254,10 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """
     if not isinstance(module, FSDPModule):
         return
-    method = getattr(type(module), method_name, None)
+    method = getattr(type(module), method_name, None) if isinstance(method_name, str) else None
     if not callable(method):
-        raise ValueError(f"register_fsdp_forward_method: {type(module).__name__} has no method {method_name}")
+        raise ValueError(f"register_fsdp_forward_method: {type(module).__name__} has no method "
+                         f"{method_name}")
 
     @functools.wraps(method)
     def around(self, *args, **kwargs):

@@ -17,8 +17,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ._unit import Unit, successor_of
-from .ragged import ShardedTensor
+from ._unit import Unit, successor_of, unit_of
+from .ragged import ShardedTensor, elements_for
 
 _EMPTIED = "_dovetail_emptied"  # on a module: to_empty() has left its tensors without values
 _seen: "weakref.WeakSet[torch.optim.Optimizer]" = weakref.WeakSet()  # optimizers, since the last fully_shard
@@ -131,6 +131,27 @@ def refuse_whole_tensors(module: nn.Module, state_dict: dict[str, Any], prefix: 
                         f"{tuple(value.shape)}: wanted torch.distributed.checkpoint.state_dict.set_model_state_dict("
                         "model, state_dict, options=StateDictOptions(full_state_dict=True)), with "
                         "broadcast_from_rank0=True where only rank 0 has it")
+
+
+def keep_on_assign(module: nn.Module, state_dict: dict[str, Any], prefix: str, metadata: dict[str, Any],
+                   *args: Any) -> None:
+    """A hook before load_state_dict(assign=True): values are copied, and what is assigned are the parameters
+    themselves, whose memory is the engine's. The dict is load_state_dict's own. What does not fit is left for torch.
+    """
+    if not metadata.get("assign_to_params_buffers"):
+        return
+    for name, p in module.named_parameters(remove_duplicate=False):
+        value, unit = state_dict.get(prefix + name), unit_of(p)
+        if unit is None or value is p or not isinstance(value, torch.Tensor):
+            continue
+        if value.is_meta:
+            raise TypeError(f"load_state_dict: {prefix + name}: wanted values, got a tensor on the meta device; "
+                            "dovetail.ragged.from_full makes one with values for a parameter on it")
+        if value.shape != p.shape and value.numel() == p.numel() == 1:
+            value = value.reshape(p.shape)
+        if value.shape == p.shape:
+            unit.write(p, elements_for(value.detach(), p))
+            state_dict[prefix + name] = p
 
 
 def _listed(names: list[str]) -> str:

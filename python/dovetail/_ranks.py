@@ -27,8 +27,8 @@ def set_deadline(seconds: float) -> None:
         ValueError: unless the number is positive.
     """
     global _deadline
-    if not seconds > 0:
-        raise ValueError(f"deadline: wanted a positive number of seconds, got {seconds}")
+    if not isinstance(seconds, (int, float)) or isinstance(seconds, bool) or not seconds > 0:
+        raise ValueError(f"deadline: wanted a positive number of seconds, got {seconds!r}")
     _deadline = float(seconds)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import functools
 import weakref
 from dataclasses import dataclass, field
 
@@ -19,13 +20,13 @@ from ._ranks import ranks_of, shard_mesh
 from .plan import Heads, Nodes, Plan
 from .policies import MixedPrecisionPolicy
 from .ragged import local_elements
-from .sharded import gather_part
+from .sharded import deepcopy, gather_part
 
 # On an original parameter: the sharded one that took its place. Other modules may still refer to the original.
 _SUCCESSOR = "_dovetail_successor"
 # On a whole parameter that was given back since modules outside of its unit refer to it too: the references so far.
 _SHARED = "_dovetail_shared"
-_MARKS = (_SUCCESSOR, UNIT, _SHARED)
+_MARKS = (_SUCCESSOR, UNIT, _SHARED, "__deepcopy__")
 
 
 @dataclass(eq=False)  # compared by identity
@@ -127,6 +128,26 @@ class Unit:
     def parts_of_it(self) -> "list[Unit]":
         """Itself and what is behind."""
         return [self] if self.behind is None else [self, self.behind]
+
+    def mark_parameters(self) -> None:
+        """What tells that sharded parameters are this unit's. To be called again after Module._apply, which exchanges
+        their attributes for those of new tensors."""
+        for part in self.parts_of_it():
+            for slot in part.slots:
+                setattr(slot.param, UNIT, part)
+                # On the parameter, since a stock DTensor's own would copy the storage, which is that of the whole unit.
+                slot.param.__deepcopy__ = functools.partial(deepcopy, slot.param)
+
+    def write(self, param: nn.Parameter, values: torch.Tensor) -> None:
+        """This rank's elements, 1-D, into a parameter of the unit; one on the meta device is materialised."""
+        slot = next(s for s in self.slots if s.param is param)
+        if param.is_meta:
+            local, said = values.to(param.dtype, copy=True), dict(vars(param))
+            torch.utils.swap_tensors(param, nn.Parameter(slot.layout.tensor(local), requires_grad=param.requires_grad))
+            vars(param).update(said)
+        else:
+            with torch.no_grad():
+                local_elements(param).copy_(values)
 
     def options(self) -> "_C.PlanOptions":
         """Of the planner, for the ranks of the mesh. The second dimension of a 2-D mesh is that over which is sharded.
@@ -231,13 +252,13 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
         for key, value in vars(param).items():  # marks that users have put on parameters
             if key not in _MARKS:
                 setattr(sharded, key, value)
-        setattr(sharded, UNIT, unit)
         slot = Slot(sharded, list(places), name, kind, part, layout, weakref.ref(param))
         slot.register(sharded)
         setattr(param, _SUCCESSOR, (unit, slot))
         unit.slots.append(slot)
         for module, _ in places:
             have_state_sharded(module)
+    unit.mark_parameters()
 
 
 def parts_of(patterns: "dict[str, Heads | Nodes | list]", names: list[str]) -> "list[list[Heads | Nodes]]":

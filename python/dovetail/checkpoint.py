@@ -65,7 +65,16 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         ValueError: for a model, an optimizer state or an argument that cannot be stored, naming it.
         FileError: on every rank, where one could not write, or a value is not finite; the folder is as before.
     """
+    path = _path_of("save_checkpoint", path)
+    for name, value in (("step", step), ("keep", keep)):
+        if value is None and name == "step":
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            raise ValueError(f"save_checkpoint: {name}: wanted a whole number of at least 0, got {value!r}")
+    if not isinstance(extra, (dict, type(None))):
+        raise ValueError(f"save_checkpoint: extra: wanted a dict, got {type(extra).__name__}")
     runtime = _runtime(model)
+    _check_optimizer("save_checkpoint", optim, runtime)
     entries, scalars = _entries(model, optim, runtime)
     if step is None:
         counted = {int(s["step"]) for s in scalars.values() if "step" in s}
@@ -74,8 +83,6 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         if len(counted) != 1:
             raise ValueError(f"save_checkpoint: step: wanted a number, since the optimizer counts {sorted(counted)}")
         (step,) = counted
-    if step < 0:
-        raise ValueError(f"save_checkpoint: step: wanted 0 or more, got {step}")
     training = _C.TrainingState()
     training.step = step
     if isinstance(optim, EngineOptimizer):
@@ -87,7 +94,7 @@ def save_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None, path:
         training.trainer = json.dumps({"python": {"groups": groups, "scalars": scalars, "extra": extra or {}}})
     except TypeError as error:
         raise ValueError(f"save_checkpoint: extra: wanted what JSON can hold: {error}") from None
-    return _C.save_checkpoint(runtime.world, os.fspath(path), keep, entries, _aliases(runtime), training)
+    return _C.save_checkpoint(runtime.world, path, keep, entries, _aliases(runtime), training)
 
 
 def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
@@ -106,10 +113,11 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
     Raises:
         FileError: on every rank, where there is no sound checkpoint, naming files and faults.
         ConfigError: for another model or optimizer, naming the first difference.
-        ValueError: for a model that fully_shard has not made a root.
+        ValueError: for a model that fully_shard has not made a root, an optimizer of another, or what is no path.
     """
+    path = _path_of("load_checkpoint", path)
     runtime = _runtime(model)
-    path = os.fspath(path)
+    _check_optimizer("load_checkpoint", optim, runtime)
     newest = not os.path.exists(os.path.join(path, "manifest.json"))
     entries, scalars = _entries(model, optim, runtime)
     loaded = _C.load_checkpoint(runtime.world, path, newest, entries, _aliases(runtime), optim is None)
@@ -124,6 +132,22 @@ def load_checkpoint(model: nn.Module, optim: torch.optim.Optimizer | None,
     if optim is not None:
         _restore(optim, runtime, stored, loaded.training.step, scalars)
     return LoadedCheckpoint(loaded.path, loaded.training.step, stored.get("extra", {}), list(loaded.passed_over))
+
+
+def _path_of(call: str, path: Any) -> str:
+    if not isinstance(path, (str, os.PathLike)) or not isinstance(os.fspath(path), str):
+        raise ValueError(f"{call}: path: wanted a path, got {path!r}")
+    return os.fspath(path)
+
+
+def _check_optimizer(call: str, optim: Any, runtime: Runtime) -> None:
+    """Raises ValueError unless an optimizer has parameters of the model: the state of another would be passed over."""
+    if optim is not None and not isinstance(optim, torch.optim.Optimizer):
+        raise ValueError(f"{call}: optim: wanted an optimizer or None, got {type(optim).__name__}")
+    held = {id(slot.param) for slot in runtime.slots}
+    if optim is not None and not any(id(p) in held for g in optim.param_groups for p in g["params"]):
+        raise ValueError(f"{call}: optim: wanted an optimizer of the model's sharded parameters, got "
+                         f"{type(optim).__name__} of others")
 
 
 def _runtime(model: nn.Module) -> Runtime:

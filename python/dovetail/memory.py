@@ -27,8 +27,13 @@ def use_tensor_heap(on: bool = True) -> bool:
 
     Returns:
         Whether they do: False where the system has no addresses for a heap (ulimit -v).
+
+    Raises:
+        ValueError: for what is no bool.
     """
     global _asked
+    if not isinstance(on, bool):
+        raise ValueError(f"use_tensor_heap: wanted True or False, got {on!r}")
     _asked = True
     return _switch(on)
 

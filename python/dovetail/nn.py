@@ -30,7 +30,12 @@ def swap_linears(module: torch.nn.Module) -> torch.nn.Module:
 
     Returns:
         `module`.
+
+    Raises:
+        ValueError: for what is no module.
     """
+    if not isinstance(module, torch.nn.Module):
+        raise ValueError(f"swap_linears: wanted a module, got {type(module).__name__}")
     for m in module.modules():
         if type(m) is torch.nn.Linear:
             m.__class__ = Linear

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from . import _C
 
 FORMATS = ("fp32", "bf16")
+
+
+def _check_kind(owner: object, name: str, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Raises ValueError unless a field of a dataclass is of a kind; whether its value can be, the planner says."""
+    value = getattr(owner, name)
+    if not isinstance(value, kind) or isinstance(value, bool) or isinstance(value, int) and abs(value) >= 2**31:
+        raise ValueError(f"{type(owner).__name__}: {name}: wanted {wanted}, got {value!r}")
 
 
 @dataclass(frozen=True)
@@ -19,11 +26,15 @@ class Heads:
             projection).
 
     Raises:
-        ValueError: from fully_shard, naming the parameter, where they do not fit its shape.
+        ValueError: for what is no number; from fully_shard, naming the parameter, where they do not fit its shape.
     """
 
     count: int
     dim: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("count", "dim"):
+            _check_kind(self, name, int, "a whole number")
 
     def apply(self, spec: _C.TensorSpec) -> None:
         if self.dim not in range(min(2, len(spec.shape))) or self.count < 1 or spec.shape[self.dim] % self.count:
@@ -42,12 +53,20 @@ class Nodes:
         dim: that the parts lie along, 0 or 1.
 
     Raises:
-        ValueError: from fully_shard, naming the parameter, where they do not fit its shape.
+        ValueError: for another kind of value; from fully_shard, naming the parameter, where they do not fit its shape.
     """
 
     name: str
     edges: tuple[int, ...]
     dim: int = 0
+
+    def __post_init__(self) -> None:
+        _check_kind(self, "name", str, "the name of a unit")
+        _check_kind(self, "edges", (tuple, list), "whole numbers, ascending from 0")
+        for edge in self.edges:
+            if not isinstance(edge, int) or isinstance(edge, bool):
+                raise ValueError(f"Nodes: edges: wanted whole numbers, ascending from 0, got {self.edges!r}")
+        _check_kind(self, "dim", int, "a whole number")
 
     def apply(self, spec: _C.TensorSpec) -> None:
         spec.add_nodes(self.name, self.dim, list(self.edges))
@@ -73,7 +92,8 @@ class Plan:
         pending_reductions: reductions left under way while the next unit computes; -1: as suits the transport.
 
     Raises:
-        ValueError: from fully_shard, naming the option, what was wanted and what was got.
+        ValueError: for another kind of value; from fully_shard for one that cannot be. Both name the option, what was
+            wanted and what was got.
     """
 
     zero1: int = 0
@@ -85,6 +105,13 @@ class Plan:
     alignment: int = 64
     prefetch: int = 1
     pending_reductions: int = -1
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            if field.name in ("block", "boundary"):
+                _check_kind(self, field.name, str, "a name")
+            else:
+                _check_kind(self, field.name, int, "a whole number")
 
     def options(self, world: int, format: str = "fp32", sharded: int = 0) -> _C.PlanOptions:
         """The same for the C++ planner, with the degrees filled in for `world` ranks, of which `sharded` share one copy

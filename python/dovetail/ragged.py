@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from . import sharded_state
 from .runs import Interval, check_intervals, chunk_intervals, row_major_strides, same_runs
-from .sharded import Ragged, ShardedTensor, part_shape, ragged_spec, runs_of
+from .sharded import Ragged, ShardedTensor, part_shape, ragged_spec, runs_of, slice_run
 
 __all__ = ["Ragged", "ShardedTensor", "from_full", "intervals_of", "local_elements", "sharded_tensor"]
 
@@ -36,6 +36,9 @@ def sharded_tensor(local: torch.Tensor, mesh: DeviceMesh, intervals: Sequence[In
     wait for ever.
     Raises ValueError for anything else than described.
     """
+    for name, value, kind in (("local", local, torch.Tensor), ("mesh", mesh, DeviceMesh)):
+        if not isinstance(value, kind):
+            raise ValueError(f"sharded_tensor: {name}: wanted a {kind.__name__}, got {type(value).__name__}")
     shape = torch.Size(shape)
     if mesh.ndim != (1 if second is None else 2):
         raise ValueError(f"sharded_tensor: a 1-D mesh is needed, or a 2-D one with `second`; this one has {mesh.ndim} "
@@ -82,22 +85,44 @@ def local_elements(t: DTensor) -> torch.Tensor:
     return t._local_tensor.detach().view(-1)
 
 
+def elements_for(value: torch.Tensor, like: DTensor) -> torch.Tensor:
+    """What of `value`, sharded in any way or whole, this rank holds in the layout of `like`: 1-D, perhaps a view.
+
+    value: of the shape of `like`. A collective where it is sharded in another way.
+    """
+    if isinstance(value, DTensor):
+        if value.placements == like.placements and value.device_mesh == like.device_mesh:
+            return local_elements(value)
+        if isinstance(value, ShardedTensor) and isinstance(like, ShardedTensor) and (
+                value.device_mesh == like.device_mesh and value.placements[1:] == like.placements[1:]):
+            return local_elements(value.redistribute(placements=like.placements))
+        value = value.full_tensor()
+    if isinstance(like, ShardedTensor):
+        return like.cut(value)
+    run = runs_of(like)[like.device_mesh.get_local_rank()]
+    return slice_run(value, like.shape, run)
+
+
 def from_full(full: torch.Tensor, like: DTensor) -> DTensor:
     """This rank's part, a copy, of a whole tensor that every rank has, in the layout of `like`; no communication.
 
     full: plain, or a DTensor in Replicate; of the shape of `like`, any dtype, which the result keeps. The result lies
-    on the device of `like`, needs no gradient, and is right if `full` is the same on every rank.
-    Raises ValueError for another shape or a `full` that is sharded itself.
+    on the device of `like`, of the mesh where that is meta, needs no gradient, and is right if `full` is the same on
+    every rank.
+    Raises ValueError for another shape, a `full` that is sharded itself, or what is no tensor.
     """
+    for name, value, kind in (("full", full, torch.Tensor), ("like", like, DTensor)):
+        if not isinstance(value, kind):
+            raise ValueError(f"from_full: {name}: wanted a {kind.__name__}, got {type(value).__name__}")
     if isinstance(full, DTensor):
         if not all(p.is_replicate() for p in full.placements):
             raise ValueError(f"from_full: the whole tensor is sharded itself, as {full.placements}")
         full = full._local_tensor
     if full.shape != like.shape:
         raise ValueError(f"from_full: a tensor of shape {tuple(full.shape)} for one of shape {tuple(like.shape)}")
-    full = full.detach()
+    full, mesh = full.detach(), like.device_mesh
+    device = torch.device(mesh.device_type) if like.is_meta else like.device
     if isinstance(like, ShardedTensor):
-        return sharded_state.distributed(full, like, like.device)
-    mesh = like.device_mesh
-    whole = DTensor.from_local(full.to(like.device), mesh, [Replicate()] * mesh.ndim)
+        return sharded_state.distributed(full, like, device)
+    whole = DTensor.from_local(full.to(device), mesh, [Replicate()] * mesh.ndim)
     return whole.redistribute(placements=like.placements).clone()

@@ -263,18 +263,7 @@ class ShardedTensor(DTensor):
                            "use `t.copy_(x)` under torch.no_grad()")
 
     def __deepcopy__(self, memo: dict) -> "ShardedTensor":
-        if id(self) in memo:
-            return memo[id(self)]
-        if not self.is_leaf:
-            raise RuntimeError("deepcopy: a tensor with autograd history has none; use detach() or clone() first")
-        result = self.with_local(self._local_tensor.detach().clone()).requires_grad_(self.requires_grad)
-        memo[id(self)] = result
-        if self.grad is not None:
-            result.grad = copy.deepcopy(self.grad, memo)
-        for name, value in self.__dict__.items():
-            if name not in ("_local_tensor", "_spec"):
-                setattr(result, name, copy.deepcopy(value, memo))
-        return result
+        return deepcopy(self, memo)
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise TypeError("a sharded tensor cannot be pickled: its bytes mean nothing on another rank or mesh. Save with "
@@ -325,6 +314,23 @@ class ShardedTensor(DTensor):
                 first = start - self.run[0] if self.numel() else 0
                 return self._local_tensor[first:first + math.prod(sizes)].view(sizes)
         raise ValueError(f"{index.fqn}: this rank holds no box at {index.offset} of {self.placements[0]}")
+
+
+def deepcopy(t: DTensor, memo: dict) -> DTensor:
+    """As copy.deepcopy, of a ShardedTensor or a stock DTensor: this rank's elements in memory of their own, the
+    gradient and what users have put on it. A copy of a parameter is a parameter, and belongs to no unit."""
+    if id(t) in memo:
+        return memo[id(t)]
+    if not t.is_leaf:
+        raise RuntimeError("deepcopy: a tensor with autograd history has none; use detach() or clone() first")
+    result = type(t)(t._local_tensor.detach().clone(), t._spec, requires_grad=t.requires_grad)
+    memo[id(t)] = result
+    if t.grad is not None:
+        result.grad = deepcopy(t.grad, memo) if isinstance(t.grad, DTensor) else copy.deepcopy(t.grad, memo)
+    for name, value in vars(t).items():
+        if name not in ("_local_tensor", "_spec", "__deepcopy__") and not name.startswith("_dovetail_"):
+            setattr(result, name, copy.deepcopy(value, memo))
+    return result
 
 
 def runs_of(t: DTensor) -> tuple[Interval, ...] | None:

@@ -1,15 +1,17 @@
-"""reshard_after_forward and shard_placement_fn, as torch's fully_shard takes them: what holds, and what is refused."""
+"""What fully_shard is told: what holds as in torch's, and what is refused at the call, with nothing changed."""
 
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy as TorchOffload
+from torch.distributed.fsdp import MixedPrecisionPolicy as TorchPolicy
 from torch.distributed.fsdp import fully_shard as torch_fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.tensor import Replicate, Shard
 
 import models
 from common import expect_error, full, what_torch_does
-from dovetail import Plan, fully_shard
+from dovetail import Heads, MixedPrecisionPolicy, Nodes, Plan, fully_shard
 
 
 def trained(world, shard, blocks, root, mesh=None):
@@ -125,3 +127,67 @@ def check_placements_that_cannot_be(world):
     refuse(ValueError, ["function", "Shard"], Shard(0))
     other = FSDPMeshInfo(init_device_mesh("cpu", (world.size // 2, 2)), shard_mesh_dim=1)
     refuse(NotImplementedError, ["weight", "mesh of the unit"], lambda p: ShardPlacementResult(None, other))
+
+
+def check_arguments_of_another_kind(world):
+    """One error that names the argument, what was wanted and what was got."""
+    wrong = [(name, 3, [name, "wanted", "got 3"]) for name in
+             ("mesh", "mp_policy", "offload_policy", "plan", "units", "ignored_params", "shard_placement_fn", "comm",
+              "format")]
+    wrong += [("units", {"weight": 3}, ["'weight'", "Heads", "3"]), ("units", {3: Heads(2)}, ["patterns", "3"]),
+              ("units", {"weight": [Heads(2), "x"]}, ["'weight'", "'x'"]),
+              ("ignored_params", [3], ["ignored_params", "3"]),
+              ("ignored_params", nn.Parameter(torch.ones(2)), ["ignored_params", "(2,)"]),
+              ("mp_policy", MixedPrecisionPolicy(param_dtype="x"), ["param_dtype", "'x'"]),
+              ("mp_policy", MixedPrecisionPolicy(reduce_dtype=[]), ["reduce_dtype", "[]"]),
+              ("mp_policy", MixedPrecisionPolicy(output_dtype="x"), ["output_dtype", "'x'"]),
+              ("mp_policy", MixedPrecisionPolicy(output_dtype=torch.int64), ["output_dtype", "int64"]),
+              ("mp_policy", MixedPrecisionPolicy(cast_forward_inputs=3), ["cast_forward_inputs", "3"])]
+    for name, value, words in wrong:
+        model = nn.Linear(4, 4)
+        weight = model.weight
+        expect_error(ValueError, words, lambda: fully_shard(model, **{name: value}))
+        assert type(model) is nn.Linear and model.weight is weight
+    for words, make in ((["Plan: zero1", "'2'"], lambda: Plan(zero1="2")),
+                        (["Plan: block", "3"], lambda: Plan(block=3)),
+                        (["Plan: prefetch", "True"], lambda: Plan(prefetch=True)),
+                        (["Plan: alignment", str(2**40)], lambda: Plan(alignment=2**40)),
+                        (["Heads: count", "'x'"], lambda: Heads("x")), (["Heads: dim", "None"], lambda: Heads(2, None)),
+                        (["Nodes: name", "3"], lambda: Nodes(3, (0, 4))),
+                        (["Nodes: edges", "4"], lambda: Nodes("q", 4)),
+                        (["Nodes: edges", "'x'"], lambda: Nodes("q", (0, "x"))),
+                        (["Nodes: dim", "'0'"], lambda: Nodes("q", (0, 4), "0"))):
+        expect_error(ValueError, words, make)
+    # Policies of torch's are taken, and parameters from any iterable.
+    model = nn.Linear(4, 4)
+    fully_shard(model, mp_policy=TorchPolicy(), offload_policy=TorchOffload(), ignored_params=model.parameters())
+    assert type(model.weight) is nn.Parameter and model._unit().ignored == [model.weight, model.bias]
+
+
+def check_dtypes_that_cannot_be(world):
+    """At the call, with nothing changed; main_dtype takes every floating-point one, ignored_params any."""
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        for device in ("cpu", "meta"):
+            model = nn.Sequential(nn.Linear(4, 4, device=device), nn.Linear(4, 4, device=device).to(dtype))
+            before = list(model.parameters())
+            expect_error(ValueError, ["parameter 1.weight", "float32", str(dtype), "main_dtype=torch.float32"],
+                         lambda: fully_shard(model))
+            assert all(p is q for p, q in zip(model.parameters(), before, strict=True))
+            fully_shard(model, main_dtype=torch.float32)
+            assert all(p.dtype == torch.float32 for p in model.parameters())
+        model.to_empty(device="cpu")
+        for p in model.parameters():
+            nn.init.ones_(p)
+        model(torch.ones(2, 4)).float().sum().backward()
+    for dtype in (torch.int64, torch.uint8, torch.bool, torch.complex64):
+        model = nn.Linear(4, 4)
+        model.extra = nn.Parameter(torch.ones(4, dtype=dtype), requires_grad=dtype.is_complex)
+        for how in ({}, {"main_dtype": torch.float32}):
+            expect_error(ValueError, ["parameter extra", str(dtype), "ignored_params"],
+                         lambda: fully_shard(model, **how))
+        fully_shard(model, ignored_params={model.extra})(torch.ones(2, 4)).sum().backward()
+        assert model.extra.dtype == dtype
+    # What a unit below has taken is not looked at again.
+    model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4))
+    fully_shard(model[0], main_dtype=torch.float32)
+    fully_shard(model)

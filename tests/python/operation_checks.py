@@ -370,5 +370,8 @@ def check_optimizers_of_groups(world):
     expect_error(ValueError, ["group 0", "lion", "muon"], lambda: optim.Composed(params, optimizer="lion"))
     expect_error(ValueError, ["group 0", "adamw", "momentum"],
                  lambda: optim.Composed([{"params": params, "momentum": 0.1}]))
-    twice = optim.Composed([{"params": params[:1], "eps": 1e-3}, {"params": params[1:]}])
+    expect_error(ValueError, ["group 1", "group 0", "eps"],
+                 lambda: optim.Composed([{"params": params[:1], "eps": 1e-3}, {"params": params[1:]}]))
+    twice = optim.Composed([{"params": params[:1]}, {"params": params[1:]}])
+    twice.param_groups[0]["eps"] = 1e-3
     expect_error(ValueError, ["group 1", "group 0", "eps"], lambda: twice.step())

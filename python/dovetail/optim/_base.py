@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -9,15 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import ParamsT
 
 from .. import _C
 from .._ranks import flat_mesh
 from .._runtime import Runtime, runtime_of
-from .._unit import Slot
-from ..ragged import local_elements, sharded_tensor
-from ..sharded import ShardedTensor, runs_of, slice_run
+from .._unit import Slot, unit_of
+from ..ragged import elements_for, local_elements, sharded_tensor
+from ._options import check_values, check_words
 from ._tensor_parallel import refuse_units_of_parts, skip_together
 
 
@@ -30,15 +30,64 @@ class EngineOptimizer(torch.optim.Optimizer):
     Attributes:
         last: of the last step, None before: grad_norm, the 2-norm of all gradients together (with tensor parallelism,
             of this rank's parts); skipped, whether it was not finite, so that weights and state stayed as they were.
+        skipped: calls of step() so far that changed nothing for that reason. The first, second, fourth, eighth and so
+            on warn.
     """
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        if not isinstance(params, Iterable):
+            raise TypeError(f"{type(self).__name__}: params: wanted parameters or groups of them, got {params!r}")
+        self._runtime: Runtime | None = None  # before groups are added, which asks for it
         super().__init__(params, defaults)
-        self._runtime: Runtime | None = None
         self._applied: Any = None  # hyperparameters that the engine has
         self.last: _C.StepResult | None = None
+        self.skipped = 0
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As torch's. Nothing is changed where it raises.
+
+        Raises:
+            TypeError, ValueError: for an option that cannot be; for a parameter that fully_shard has not sharded, or in
+                another root than the others.
+        """
+        who = f"{type(self).__name__}: group {len(self.param_groups)}"
+        if not isinstance(param_group, dict) or "params" not in param_group:
+            raise TypeError(f"{who}: wanted a dict with params, got {param_group!r}")
+        group = {**self.defaults, **param_group}
+        params = group["params"]
+        if not isinstance(params, (torch.Tensor, Iterable)):
+            raise TypeError(f"{who}: params: wanted parameters, got {params!r}")
+        if not isinstance(params, set):  # torch refuses these, which have no order
+            group["params"] = [params] if isinstance(params, torch.Tensor) else list(params)
+            self._check_parameters(who, group["params"])
+        options = self._options_of(who, group)
+        check_words(who, (k for k in param_group if k != "params"), options)
+        check_values(who, group, options)
+        self._check_together(group)
+        super().add_param_group(group)
+
+    def _check_parameters(self, who: str, params: list[Any]) -> None:
+        runtimes = {id(self._runtime)} if self._runtime is not None else set()
+        for p in (p[1] if isinstance(p, tuple) and len(p) == 2 else p for p in params):
+            unit = unit_of(p)
+            if unit is None and isinstance(p, torch.Tensor):  # torch names what is no tensor
+                raise ValueError(f"{who}: wanted parameters that fully_shard has sharded, got one of shape "
+                                 f"{tuple(p.shape)} that it has not: make the optimizer after fully_shard, and without "
+                                 "ignored_params")
+            if unit is not None and unit.runtime is not None:
+                runtimes.add(id(unit.runtime))
+            if len(runtimes) > 1 or self._runtime is not None and unit is not None and unit.runtime is None:
+                raise ValueError(f"{who}: wanted parameters of one root module, got one of shape {tuple(p.shape)} in "
+                                 "another")
 
     # What subclasses say.
+
+    def _options_of(self, who: str, group: dict[str, Any]) -> list[str]:
+        """Names of the options that a group has."""
+        return list(self.defaults)
+
+    def _check_together(self, group: dict[str, Any]) -> None:
+        """Raises ValueError where a group that is to be added does not go with those that are there."""
 
     def _operations(self, runtime: Runtime) -> list[_C.UpdateOp]:
         raise NotImplementedError
@@ -136,7 +185,7 @@ class EngineOptimizer(torch.optim.Optimizer):
         """One update. Collective. Gradients are given up.
 
         Before the first backward pass it only makes the state, as the state-dict helpers of torch want it. Gradients
-        that are not finite change nothing, see `last`.
+        that are not finite change nothing but `last` and `skipped`, and warn.
 
         Args:
             closure: computes the loss anew, with gradients, before the update.
@@ -150,6 +199,9 @@ class EngineOptimizer(torch.optim.Optimizer):
             ValueError: for options that cannot be, naming them; where a parameter that is not frozen is in no group.
         """
         loss = None
+        if closure is not None and not callable(closure):
+            raise TypeError(f"{type(self).__name__}.step: closure: wanted a function or None, got {closure!r}")
+        self._check_options(self.param_groups)
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
@@ -171,10 +223,30 @@ class EngineOptimizer(torch.optim.Optimizer):
         runtime.gradients_as_users_left_them()
         if runtime.parallel_ranks is not None:
             skip_together(runtime)
+        number = runtime.engine.steps_done() + 1
         self.last = runtime.engine.step(float(self._rate()), 1.0)
         runtime.gradients_are_spent()
         self._show_step()
+        if self.last.skipped:
+            self._was_skipped(number)
+        self._after_step(runtime)
         return loss
+
+    def _after_step(self, runtime: Runtime) -> None:
+        """What subclasses do when gradients are given up."""
+
+    def _was_skipped(self, number: int) -> None:
+        self.skipped += 1
+        if self.skipped & (self.skipped - 1) == 0:  # a power of two: a run of nothing else is not filled with it
+            times = "" if self.skipped == 1 else f" This has happened {self.skipped} times."
+            warnings.warn(f"{type(self).__name__}: step {number} was skipped: gradients are not finite, their norm is "
+                          f"{self.last.grad_norm}. Weights and state are as before, and the gradients are given up; "
+                          f"the optimizer's `last` and `skipped` tell.{times}", stacklevel=5)
+
+    def _check_options(self, groups: Iterable[dict[str, Any]]) -> None:
+        for i, group in enumerate(groups):
+            who = f"{type(self).__name__}: group {i}"
+            check_values(who, group, self._options_of(who, group))
 
     def _rate(self) -> float:
         """The learning rate that all others are multiples of: of the first group where it is not 0."""
@@ -190,11 +262,15 @@ class EngineOptimizer(torch.optim.Optimizer):
         Raises:
             ValueError: for other groups, parameters or fields than this optimizer has; nothing is changed then.
         """
-        runtime = self._bind()
-        who, given = type(self).__name__, state_dict["param_groups"]
+        who = type(self).__name__
+        if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+            raise ValueError(f"{who}.load_state_dict: wanted a dict with state and param_groups, got "
+                             f"{_kind(state_dict)}")
+        runtime, given = self._bind(), state_dict["param_groups"]
         if [len(g["params"]) for g in given] != [len(g["params"]) for g in self.param_groups]:
             raise ValueError(f"{who}.load_state_dict: wanted groups of {[len(g['params']) for g in self.param_groups]} "
                              f"parameters, got {[len(g['params']) for g in given]}")
+        self._check_options({**mine, **theirs} for mine, theirs in zip(self.param_groups, given))
         order = [p for g in self.param_groups for p in g["params"]]
         ids = [i for g in given for i in g["params"]]
         copies, steps = [], set()
@@ -218,7 +294,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             raise ValueError(f"{who}.load_state_dict: wanted one number of steps, got {sorted(steps)}")
         with torch.no_grad():
             for mine, value in copies:
-                local_elements(mine).copy_(_part_of(value, mine))
+                local_elements(mine).copy_(elements_for(value, mine))
         for group, theirs in zip(self.param_groups, given):
             group.update({k: v for k, v in theirs.items() if k != "params"})
         if steps:
@@ -239,21 +315,10 @@ class EngineOptimizer(torch.optim.Optimizer):
         self._show_step()
 
 
+def _kind(value: Any) -> str:
+    return f"one with {sorted(map(str, value))}" if isinstance(value, dict) else type(value).__name__
+
+
 def _closed(runs: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """Empty runs as (0, 0)."""
     return [run if run[0] < run[1] else (0, 0) for run in runs]
-
-
-def _part_of(value: torch.Tensor, mine: DTensor) -> torch.Tensor:
-    """What of `value`, sharded in any way or whole, this rank holds in the layout of `mine`."""
-    if isinstance(value, DTensor):
-        if value.placements == mine.placements and value.device_mesh == mine.device_mesh:
-            return local_elements(value)
-        if isinstance(value, ShardedTensor) and isinstance(mine, ShardedTensor) and (
-                value.device_mesh == mine.device_mesh and value.placements[1:] == mine.placements[1:]):
-            return local_elements(value.redistribute(placements=mine.placements))
-        value = value.full_tensor()
-    if isinstance(mine, ShardedTensor):
-        return mine.cut(value)
-    run = runs_of(mine)[mine.device_mesh.get_local_rank()]
-    return slice_run(value, mine.shape, run)

@@ -43,22 +43,34 @@ class Composed(_Named):
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay, optimizer=optimizer))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        number, name = len(self.param_groups), param_group.get("optimizer", self.defaults["optimizer"])
-        if name not in _KINDS:
-            raise ValueError(f"Composed: group {number}: optimizer: wanted one of {sorted(_KINDS)}, got {name!r}")
-        options = _options_of(name)
-        for key in param_group:
-            if key not in (*options, *_OWN, "params", "optimizer", "initial_lr", "param_names"):
-                raise ValueError(f"Composed: group {number}: wanted options of {name}, {sorted([*options, *_OWN])}, "
-                                 f"got {key!r}")
-        super().add_param_group({**options, **param_group})
+        if isinstance(param_group, dict):  # what it is else, is named above
+            number, name = len(self.param_groups), param_group.get("optimizer", self.defaults["optimizer"])
+            options = self._kind_of(f"Composed: group {number}", name)
+            for key in param_group:
+                if key not in (*options, *_OWN, "params", "optimizer", "initial_lr", "param_names"):
+                    raise ValueError(f"Composed: group {number}: wanted options of {name}, "
+                                     f"{sorted([*options, *_OWN])}, got {key!r}")
+            param_group = {**options, **param_group}
+        super().add_param_group(param_group)
 
-    def _options_by_name(self) -> dict[str, dict[str, Any]]:
+    def _kind_of(self, who: str, name: Any) -> dict[str, Any]:
+        """The options of the optimizer of that name."""
+        if not isinstance(name, str) or name not in _KINDS:
+            raise ValueError(f"{who}: optimizer: wanted one of {sorted(_KINDS)}, got {name!r}")
+        return _options_of(name)
+
+    def _options_of(self, who: str, group: dict[str, Any]) -> list[str]:
+        return ["optimizer", *_OWN, *self._kind_of(who, group["optimizer"])]
+
+    def _check_together(self, group: dict[str, Any]) -> None:
+        self._options_by_name(self.param_groups + [group])
+
+    def _options_by_name(self, groups: list[dict[str, Any]] | None = None) -> dict[str, dict[str, Any]]:
         """Of each optimizer that a group has: its options but for those that groups have of their own."""
         found: dict[str, tuple[int, dict[str, Any]]] = {}
-        for number, group in enumerate(self.param_groups):
+        for number, group in enumerate(self.param_groups if groups is None else groups):
             name = group["optimizer"]
-            own = {k: group[k] for k in _options_of(name)}
+            own = {k: tuple(group[k]) if k == "betas" else group[k] for k in _options_of(name)}
             first, wanted = found.setdefault(name, (number, own))
             if own != wanted:
                 raise ValueError(f"Composed: group {number}: wanted {wanted} as in group {first}, which has the "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.optim.optimizer import ParamsT
 
 from .. import _C
@@ -94,7 +95,8 @@ class Operation:
         return float(rows * columns)
 
     def run(self, run: Run, step: Step) -> None:
-        """Updates one run or unit in place."""
+        """Updates one run or unit in place. Where it raises on any rank, step() raises on all, and weights and state
+        are updated in part."""
         raise NotImplementedError
 
 
@@ -112,6 +114,8 @@ class Operations(EngineOptimizer):
 
     def __init__(self, params: ParamsT, operations: Iterable[Operation], lr: float = 1e-3,
                  weight_decay: float = 0.0) -> None:
+        if not isinstance(operations, Iterable):
+            raise ValueError(f"Operations: operations: wanted a list of them, got {type(operations).__name__}")
         operations = list(operations)
         for op in operations:
             if not isinstance(op, Operation):
@@ -119,13 +123,15 @@ class Operations(EngineOptimizer):
         if not operations:
             raise ValueError("Operations: wanted at least one operation, got an empty list")
         self.operations = operations
+        self._failures: list[Exception] = []  # of run() in this step, on this rank
         super().__init__(params, dict(lr=lr, weight_decay=weight_decay))
 
     def _operations(self, runtime: Runtime) -> list[_C.UpdateOp]:
         groups = {spec.name: group for group in self.param_groups for p in group["params"]
                   for slot, spec in zip(runtime.slots, runtime.specs) if slot.param is p}
-        return [_C.make_operation(type(op).__name__, f"{type(op).__name__} {_options(op)} "
-                                  f"{[(g['lr'], g['weight_decay']) for g in self.param_groups]}", _Adapter(op, groups))
+        rates = [(g["lr"], g["weight_decay"]) for g in self.param_groups]
+        return [_C.make_operation(type(op).__name__, f"{type(op).__name__} {_options(op)} {rates}",
+                                  _Adapter(op, groups, self._failures))
                 for op in self.operations]
 
     def _units(self, spec: _C.TensorSpec, kind: str) -> list[str]:
@@ -135,6 +141,26 @@ class Operations(EngineOptimizer):
     def _hyperparameters(self) -> Any:
         return tuple(str(_options(op)) for op in self.operations)
 
+    def _after_step(self, runtime: Runtime) -> None:
+        """Raises on all ranks where run() has raised on one: those that went on would wait for it in the next pass."""
+        failure = self._failures[0] if self._failures else None
+        self._failures.clear()
+        failed = torch.tensor([float(failure is not None)])
+        meshes = [mesh for mesh in runtime.all_ranks() if mesh.size() > 1]
+        for mesh in meshes:
+            dist.all_reduce(failed, dist.ReduceOp.MAX, group=mesh.get_group())
+        if not failed:
+            return
+        said = [] if failure is None else [f"rank {dist.get_rank()}: {type(failure).__name__}: {failure}"]
+        for mesh in meshes:
+            everyone: list[list[str]] = [[] for _ in range(mesh.size())]
+            dist.all_gather_object(everyone, said, group=mesh.get_group())
+            said = [what for of_rank in everyone for what in of_rank]
+        if failure is not None:
+            raise failure
+        raise RuntimeError("Operations.step: run() of an operation has raised on another rank, and not here: "
+                           f"{said[0]}. Weights and state are updated in part")
+
 
 def _options(op: Operation) -> dict[str, Any]:
     return {k: v for k, v in sorted(vars(op).items()) if not k.startswith("_")}
@@ -143,14 +169,17 @@ def _options(op: Operation) -> dict[str, Any]:
 class _Adapter:
     """What the C++ side calls."""
 
-    def __init__(self, op: Operation, groups: dict[str, dict[str, Any]]):
-        self.op, self.groups = op, groups
+    def __init__(self, op: Operation, groups: dict[str, dict[str, Any]], failures: list[Exception]):
+        self.op, self.groups, self.failures = op, groups, failures
 
     def _applies_to(self, spec: _C.TensorSpec) -> bool:
         return bool(self.op.applies_to(spec.name, tuple(spec.shape)))
 
     def _unit(self, spec: _C.TensorSpec) -> tuple[str, int, int]:
         asked = self.op.unit(spec.name, tuple(spec.shape))
+        if not isinstance(asked, str):
+            raise ValueError(f"{type(self.op).__name__}.unit: {spec.name}: wanted the name of a unit, got "
+                             f"{asked!r}")
         kind, _, size = asked.partition(":")
         try:
             if kind == "block":
@@ -163,7 +192,12 @@ class _Adapter:
         return kind, 0, 0
 
     def _state(self, spec: _C.TensorSpec) -> list[tuple[str, float]]:
-        return list(self.op.state(spec.name, tuple(spec.shape)).items())
+        fields = self.op.state(spec.name, tuple(spec.shape))
+        if not isinstance(fields, dict) or not all(isinstance(name, str) and isinstance(value, (int, float))
+                                                   for name, value in fields.items()):
+            raise ValueError(f"{type(self.op).__name__}.state: {spec.name}: wanted a number by name of field, got "
+                             f"{fields!r}")
+        return list(fields.items())
 
     def _cost(self, spec: _C.TensorSpec, rows: int, columns: int) -> float:
         return float(self.op.cost((rows, columns)))
@@ -176,5 +210,10 @@ class _Adapter:
             grad = grad * grad_scale
         group = self.groups[spec.name]
         step = Step(number, group["lr"], group["weight_decay"])
-        with torch.no_grad():
-            self.op.run(Run(spec.name, tuple(spec.shape), first, weight, grad, tensors), step)
+        if self.failures:
+            return  # the step is lost: all ranks are told at its end, which they come to together
+        try:
+            with torch.no_grad():
+                self.op.run(Run(spec.name, tuple(spec.shape), first, weight, grad, tensors), step)
+        except Exception as error:
+            self.failures.append(error)
