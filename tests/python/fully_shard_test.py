@@ -5,12 +5,14 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 
 import unittest
 
+import accumulation_checks
 import argument_checks
 import behind_checks
 import case_checks
 import case_state_checks
 import compile_checks
 import feature_checks
+import gradient_checks
 import huggingface_checks
 import memory_checks
 import mistake_checks
@@ -23,8 +25,8 @@ import training_checks
 import unit_checks
 
 
-FACE = (argument_checks, behind_checks, case_checks, case_state_checks, feature_checks, memory_checks, mistake_checks,
-        training_checks, unit_checks)
+FACE = (accumulation_checks, argument_checks, behind_checks, case_checks, case_state_checks, feature_checks,
+        gradient_checks, memory_checks, mistake_checks, training_checks, unit_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 
