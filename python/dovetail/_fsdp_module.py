@@ -32,8 +32,8 @@ def _refused(name: str, why: str):
 class FSDPModule:
     """What fully_shard mixes into a module.
 
-    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere; one that
-    makes the engine anew raises RuntimeError while parameters have gradients.
+    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere. The engine
+    is made anew by the next forward of the root after a call that says so; gradients stay.
     """
 
     def __new__(cls, *args, **kwargs):
@@ -103,16 +103,15 @@ class FSDPModule:
     def set_requires_gradient_sync(self, requires_gradient_sync: bool, *, recurse: bool = True) -> None:
         """False: backward passes add to whole gradients on each rank and communicate nothing, until it is True again.
 
-        For the whole model: call it on the root, outside of passes. The first False makes the engine anew, with 4 bytes
-        for each element of the model on every rank, unless gradients are whole already (zero2=1).
+        For the whole model: call it on the root, outside of passes. After the first False the next forward makes the
+        engine anew, with 4 bytes for each element of the model on every rank, unless gradients are whole already
+        (zero2=1).
+
+        Raises:
+            RuntimeError: for the first False after a backward pass that set_requires_all_reduce(False) has left
+                incomplete.
         """
-        runtime = self._at_root("set_requires_gradient_sync", recurse)
-        runtime.syncs = requires_gradient_sync
-        if not requires_gradient_sync and not runtime.accumulates and runtime.root.options().zero2 > 1:
-            runtime.accumulates = True
-            runtime.rebuild()
-        else:
-            runtime.engine.set_gradient_sync(requires_gradient_sync)
+        self._at_root("set_requires_gradient_sync", recurse).set_sync(requires_gradient_sync)
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
@@ -165,17 +164,18 @@ class FSDPModule:
         runtime.engine.set_gradient_completion(requires_all_reduce)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
-        """Gradients are the sum over ranks divided by ``factor`` instead of the number of ranks, from the next backward
-        pass on. On the root, the same on all ranks.
+        """Gradients of the unit's own parameters are the sum over ranks divided by ``factor`` instead of the number of
+        ranks, from the next backward pass on. For a whole model call it on every unit.
 
         Raises:
             ValueError: unless the factor is positive.
         """
-        if not factor > 0:
-            raise ValueError(f"set_gradient_divide_factor: wanted a positive number, got {factor}")
-        runtime = self._at_root("set_gradient_divide_factor", True)
-        runtime.factor = factor
-        runtime.engine.set_gradient_factor(1.0 / factor)
+        if not isinstance(factor, (int, float)) or not factor > 0:
+            raise ValueError(f"set_gradient_divide_factor: wanted a positive number, got {factor!r}")
+        for part in self._unit().parts_of_it():
+            part.factor = float(factor)
+        if self._unit().runtime is not None:
+            self._unit().runtime.divide()
 
     def set_reduce_scatter_divide_factor(self, factor: float) -> None:
         """The name that torch had before for set_gradient_divide_factor."""
@@ -203,7 +203,8 @@ class FSDPModule:
         """After a backward pass that raised: training can go on from the weights and the optimizer's state that there
         are. Gradients are lost, those of earlier micro-batches too. On the root. Collective.
 
-        The engine is made anew then. After a forward that raised nothing is to be done: its units are released already.
+        zero_grad() does as well: the next call leaves such a pass by itself. After a forward that raised nothing is to
+        be done: its units are released already.
         """
         self._at_root("reset_iter_state", True).reset()
 

@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
+from ._gradients import Gradients
 from ._mistakes import refuse_unset, warn_of_strangers
 from ._ranks import flat_mesh, ranks_of, world_of
 from ._residence import Residence
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
-from .ragged import local_elements
 
 STATE = "_dovetail_unit"  # on a module: its unit
 
@@ -106,7 +106,8 @@ class Runtime(Residence):
         self.values_seen = False   # whether all memory that to_empty() made was written to
         self.syncs = True          # backward passes reduce
         self.completes = True      # and over replicas
-        self.factor = float(len(ranks_of(self.root.mesh)))  # that sums over ranks are divided by
+        self.gradients = Gradients()
+        self.anew = False          # the engine is to be made anew
         self.engine: "_C.Engine | None" = None
         self.optimizer: "weakref.ref | None" = None  # of the optimizer whose operations the engine has
         self._build()
@@ -122,7 +123,8 @@ class Runtime(Residence):
                     raise ValueError(f"fully_shard: {u.name or 'the root'}: wanted the {what} of the root, "
                                      f"{getattr(root, what)}, got {getattr(u, what)}")
         options = root.options()
-        options.local_accumulation = self.accumulates
+        options.local_accumulation = self.has_room = self.accumulates
+        self.anew = False
         self.prefetch = options.prefetch = max([options.prefetch] + [u.prefetch for u in self.units])
         model, self.specs, self.slots = [], [], []
         for index, u in enumerate(self.units):
@@ -152,14 +154,13 @@ class Runtime(Residence):
         self.parallel_ranks = next(iter(meshes), None)  # the mesh of tensor parallelism
         self.world = world_of(root.mesh, root.comm)
         self.engine = _C.Engine(model, self.world, options, self.specs)
-        self.engine.set_gradient_factor(1.0 / self.factor)
+        self.divide()
         self.engine.set_gradient_completion(self.completes)
         self.engine.set_gradient_sync(self.syncs)
         self.engine.on_backward(_weakly(self._enter_backward), _weakly(self._leave_backward))
         for i, slot in enumerate(self.slots):
             slot.runtime._dovetail_sink = self.engine.sink(i)  # for dovetail.nn.Linear
-        self._show()
-        self.grads_seen = False
+        self.gradients.show(self.slots, self._show())
         self.broken = 0  # backward passes that threw, left so far
         for u in self.units:
             u.runtime = self
@@ -172,12 +173,13 @@ class Runtime(Residence):
         """1-D meshes that together reach all ranks of the model: of the engine, and of tensor parallelism."""
         return [flat_mesh(self.root.mesh)] + ([self.parallel_ranks] if self.parallel_ranks is not None else [])
 
-    def _show(self) -> None:
-        """Makes the engine's main weights and gradients the memory of the sharded parameters."""
-        for slot, p in zip(self.slots, self.engine.parameters()):
+    def _show(self) -> "list[torch.Tensor]":
+        """Makes the engine's main weights the memory of the sharded parameters. Returns that of their gradients."""
+        parameters = self.engine.parameters()
+        for slot, p in zip(self.slots, parameters):
             local = slot.param._local_tensor
             local.data = p.main.view(local.shape)
-            slot.gradient = slot.layout.tensor(p.grad)
+        return [p.grad for p in parameters]
 
     def take_over(self) -> None:
         """Values of parameters and gradients whose memory was exchanged under them, as Module._apply does."""
@@ -186,26 +188,36 @@ class Runtime(Residence):
                 local = slot.param._local_tensor
                 if p.main.numel() and local.data_ptr() != p.main.data_ptr():
                     p.main.copy_(local.reshape(-1))
-            self._show()
-            for slot in self.slots:
-                if slot.param.grad is not None:
-                    local_elements(slot.gradient).copy_(local_elements(slot.param.grad))
-                    slot.param.grad = slot.gradient
+            self.gradients.take_over(self._show())
+
+    def set_sync(self, sync: bool) -> None:
+        """Whether backward passes communicate."""
+        if not sync and not self.accumulates and self.root.options().zero2 > 1:
+            if self.gradients.partial:
+                raise RuntimeError("set_requires_gradient_sync(False), for the first time: wanted it before a backward "
+                                   "pass with set_requires_all_reduce(False), or after one that completes gradients")
+            self.accumulates = True
+            self.rebuild()
+        self.syncs = sync
+        if not self._lacks_room():
+            self.engine.set_gradient_sync(sync)
 
     def rebuild(self) -> None:
-        """A new engine with the weights of this one, and the state of its optimizer.
+        """The next forward of the root makes the engine anew, with the weights and gradients of this one and the state
+        of its optimizer; a later one where passes without communication have left something in this one."""
+        self.anew = True
 
-        Raises:
-            RuntimeError: while there are gradients, which the new one would not have.
-        """
-        if any(slot.param.grad is not None for slot in self.slots):
-            raise RuntimeError("a call that makes the engine anew while parameters have gradients: wanted it before "
-                               "the first backward pass, or after zero_grad()")
+    def _lacks_room(self) -> bool:
+        """Whether passes are to leave gradients on this rank that only a new engine has room for."""
+        return self.accumulates and not self.has_room
+
+    def _rebuild(self) -> None:
         optimizer = self.optimizer and self.optimizer()
         state = optimizer and optimizer.taken_out()
         for slot in self.slots:
             local = slot.param._local_tensor
             local.data = local.detach().clone()
+        self.engine.release_all()
         self.optimizer = None
         self.engine = None
         self._build()
@@ -214,14 +226,12 @@ class Runtime(Residence):
 
     def reset(self) -> None:
         """Drops gradients, and what passes that were broken off have left."""
-        for slot in self.slots:
-            slot.param.grad = None
         self.leave_broken()
         self.in_backward = False
         self.running.clear()
         self._give_up(self.units)
         self.engine.zero_grad()
-        self.grads_seen = False
+        self.gradients.spent()
 
     # Passes.
 
@@ -230,6 +240,8 @@ class Runtime(Residence):
         if begins:
             self.running.clear()
             self._root_begins()
+        elif not self.running and not self.in_backward:
+            self.gradients.forward_begins(self.engine, root=False)
         if not self.running and not self.in_backward:
             for u in self.units:
                 u.note_writes()
@@ -287,20 +299,17 @@ class Runtime(Residence):
             self.in_backward = False
             self.running.clear()
             self._give_up(self.units)
-            self.grads_seen = True
-            self._drop_gradients()
+            self.gradients.broke_off(self.engine)
         return inside
-
-    def _drop_gradients(self) -> None:
-        if self.grads_seen and all(slot.param.grad is None for slot in self.slots):
-            self.engine.zero_grad()
-            self.grads_seen = False
 
     def _root_begins(self) -> None:
         if not self.values_seen:
             refuse_unset(self.root.modules[0], self.all_ranks())
             self.values_seen = True
-        self._drop_gradients()
+        if self.anew and not self.gradients.partial:
+            with torch.inference_mode(False), torch.no_grad():
+                self._rebuild()
+        self.gradients.forward_begins(self.engine, root=True)
         for slot, spec in zip(self.slots, self.specs):
             if slot.runtime.requires_grad != slot.param.requires_grad:
                 slot.runtime.requires_grad_(slot.param.requires_grad)
@@ -312,8 +321,8 @@ class Runtime(Residence):
 
     def _enter_backward(self) -> None:
         self.leave_broken()
-        self.in_backward = True
         self._backward_begins()
+        self.in_backward = True
 
     def _leave_backward(self) -> None:
         self.in_backward = False
@@ -324,37 +333,39 @@ class Runtime(Residence):
         for u in self.units:  # for what is computed again
             if u.gathered:
                 u.show(runtime=True)
-        if not self.grads_seen:
-            return
-        if all(slot.param.grad is None for slot in self.slots):
-            self.engine.discard_gradients()
-        else:
-            self.gradients_as_users_left_them()
-
-    def gradients_as_users_left_them(self) -> None:
-        """What users have dropped or put in the place of gradients, the engine has too."""
-        grads = [slot.param.grad for slot in self.slots]
-        with torch.no_grad():
-            for slot, g in zip(self.slots, grads):
-                mine = local_elements(slot.gradient)
-                if g is None:
-                    mine.zero_()
-                elif g is not slot.gradient:
-                    mine.copy_(local_elements(g))
-
-    def gradients_are_spent(self) -> None:
-        """After a step on the engine, which gives them up."""
-        self.grads_seen = False
-        for slot in self.slots:
-            slot.param.grad = None
+        if self._lacks_room() and not self.syncs:
+            raise RuntimeError("set_requires_gradient_sync(False) for the first time, between a forward and its "
+                               "backward pass: wanted it before the forward, which makes room for gradients on every "
+                               "rank")
+        self.gradients.backward_begins(self.engine, self.syncs and self.completes, self.scaled)
 
     def _backward_ends(self) -> None:
         if self.stays_gathered:
             for u in self.units:
                 u.show(runtime=False)
-        if not (self.syncs and self.completes):
-            return
-        for slot, has in zip(self.slots, self.engine.have_gradients()):
-            if has and slot.param.requires_grad:
-                slot.param.grad = slot.gradient
-                self.grads_seen = True
+        complete = self.syncs and self.completes
+        self.gradients.backward_ends(self.engine.have_gradients() if complete else None, self.scaled)
+
+    def divide(self) -> None:
+        """Tells the engine what to divide sums over ranks by, as units have it."""
+        ranks = float(len(ranks_of(self.root.mesh)))
+        factors = [u.factor or ranks for u in self.units if u.slots]
+        # Whole gradients take the engine's factor in passes without communication too, those of units only with it.
+        all_by = factors[0] if len(set(factors)) == 1 and self.root.options().zero2 > 1 else ranks
+        self.engine.set_gradient_factor(1.0 / all_by)
+        self.scaled = [all_by / (u.factor or ranks) for u in self.units for _ in u.slots]
+
+    # Steps on the engine.
+
+    @property
+    def grads_seen(self) -> bool:
+        """Whether the engine has complete gradients."""
+        return self.gradients.seen
+
+    def gradients_as_users_left_them(self) -> None:
+        """What users have dropped or put in the place of gradients, the engine has too."""
+        self.gradients.hand_over([spec.name for spec in self.specs])
+
+    def gradients_are_spent(self) -> None:
+        """After a step on the engine, which gives them up."""
+        self.gradients.spent()

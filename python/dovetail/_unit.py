@@ -39,7 +39,8 @@ class Slot:
         name: within the unit's first module.
         runtime: the engine's whole parameter in the compute dtype, readable while the unit is gathered; None before the
             first pass. What modules have then is this, or of a tensor-parallel parameter a DTensor over it, `shown`.
-        gradient: the sharded gradient, a view of the engine's memory; None before the first pass.
+        memory: of the gradient of this rank's part, the engine's; None before the first pass.
+        gradient: the sharded gradient over it, which `.grad` is.
         versions: of the runtime parameter and of a DTensor over it, when they were last looked at.
     """
 
@@ -51,6 +52,7 @@ class Slot:
     layout: Layout
     original: weakref.ref  # of the whole parameter, which lives on where a module outside of the unit refers to it
     runtime: nn.Parameter | None = None
+    memory: torch.Tensor | None = None
     gradient: torch.Tensor | None = None
     shown: torch.Tensor | None = None
     versions: tuple[int, int] = (0, 0)
@@ -105,6 +107,7 @@ class Unit:
     parts: "dict[str, Heads | Nodes | list]" = field(default_factory=dict)  # by pattern of names within the unit
     main_dtype: torch.dtype | None = None
     prefetch: int = 0                # units to be gathered ahead, as far as users have said
+    factor: float | None = None      # that its sums over ranks are divided by; None: the number of ranks
     shards: DeviceMesh = field(init=False)  # ranks of one copy of the main weights
     slots: list[Slot] = field(default_factory=list)
     ignored: list[nn.Parameter] = field(default_factory=list)  # that the user asked to leave alone

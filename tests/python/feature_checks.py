@@ -177,7 +177,8 @@ def check_divide_factor_and_ignored_parameters(world):
     model, tokens = decoder(), own_tokens()
     plain = gradients(model)
     model.zero_grad()
-    model.set_gradient_divide_factor(1.0)
+    for m in (*model.blocks, model):
+        m.set_gradient_divide_factor(1.0)
     model(tokens).square().mean().backward()
     for p, g in zip(model.parameters(), plain):
         torch.testing.assert_close(full(p.grad), world.size * g, rtol=1e-5, atol=1e-6)

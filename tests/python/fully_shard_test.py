@@ -5,6 +5,7 @@ Run with `python tests/python/main.py fully_shard_test`; RANKS_VERBOSE=1 shows t
 
 import unittest
 
+import accumulation_checks
 import argument_checks
 import backward_checks
 import behind_checks
@@ -13,6 +14,7 @@ import case_state_checks
 import compile_checks
 import feature_checks
 import gathered_checks
+import gradient_checks
 import huggingface_checks
 import memory_checks
 import method_checks
@@ -27,8 +29,9 @@ import unit_checks
 import unshard_checks
 
 
-FACE = (argument_checks, backward_checks, behind_checks, case_checks, case_state_checks, feature_checks, gathered_checks,
-        memory_checks, method_checks, mistake_checks, training_checks, unit_checks, unshard_checks)
+FACE = (accumulation_checks, argument_checks, backward_checks, behind_checks, case_checks, case_state_checks,
+        feature_checks, gathered_checks, gradient_checks, memory_checks, method_checks, mistake_checks, training_checks,
+        unit_checks, unshard_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 

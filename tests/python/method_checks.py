@@ -93,8 +93,7 @@ def check_what_is_accepted_does_as_torch_does(world):
         for comm in ("c10d", "peer"):
             models = sharded(comm=comm), sharded(torch_fully_shard)
             for m in models:
-                # Torch's are set unit by unit; Gloo has no factors in its sums.
-                for u in [m, *m.layers[:2]] if m is models[1] else [m]:
+                for u in [m, *m.layers[:2]]:  # Gloo has no factors in its sums
                     u.set_force_sum_reduction_for_comms(True)
                     getattr(u, name)(*how)
             # All layers are used by some rank.

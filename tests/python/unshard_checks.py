@@ -104,7 +104,7 @@ def check_unshard_before_the_first_forward(world):
             step_once(model)
             assert model._unit().runtime is model[1]._unit().runtime
     model = stack()
-    expect_error(NotImplementedError, ["root"], lambda: model[0].set_gradient_divide_factor(2.0))
+    expect_error(NotImplementedError, ["root"], lambda: model[0].set_requires_all_reduce(False))
     step_once(model)
 
 

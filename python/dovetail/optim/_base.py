@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import ParamsT
 
 from .. import _C
+from .._gradients import refuse_in_hooks
 from .._ranks import flat_mesh
 from .._runtime import Runtime, runtime_of
 from .._unit import Slot, unit_of
@@ -195,9 +196,10 @@ class EngineOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: where another optimizer has taken the engine over; where gradients were not made by a backward
-                pass of the model.
+                pass of the model, or it was followed by one without communication; inside of a gradient's hook.
             ValueError: for options that cannot be, naming them; where a parameter that is not frozen is in no group.
         """
+        refuse_in_hooks(type(self).__name__, (p for g in self.param_groups for p in g["params"]))
         loss = None
         if closure is not None and not callable(closure):
             raise TypeError(f"{type(self).__name__}.step: closure: wanted a function or None, got {closure!r}")
@@ -213,7 +215,8 @@ class EngineOptimizer(torch.optim.Optimizer):
         if not runtime.grads_seen:
             if any(p.grad is not None for g in self.param_groups if g["lr"] != 0 for p in g["params"]):
                 raise RuntimeError(f"{type(self).__name__}.step: gradients that no backward pass of the model has "
-                                   "made: wanted loss.backward() before, and its gradients changed in place")
+                                   "made, or that one without communication came after: wanted loss.backward() with "
+                                   "it right before, and its gradients changed in place")
             return loss
         wanted = self._hyperparameters()
         if wanted != self._applied:
