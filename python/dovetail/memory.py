@@ -21,9 +21,9 @@ class HeapUse(NamedTuple):
 
 def use_tensor_heap(on: bool = True) -> bool:
     """Says whether new CPU tensors of 128 KiB and more come out of dovetail's heap, which keeps the pages of freed ones
-    for the next (up to 8 MiB) and is of huge pages where the system has them. malloc gives pages back and faults them
-    in again, one by one, in every step. fully_shard switches it on for the process, unless this
-    was called before.
+    for the next, fewer than the process is below what it needed at its height lately, and is of huge pages where the
+    system has them. malloc gives pages back and faults them in again, one by one, in every step. fully_shard
+    switches it on for the process, unless this was called before.
 
     Returns:
         Whether they do: False where the system has no addresses for a heap (ulimit -v).
