@@ -181,24 +181,27 @@ class Gradients:
 
     def _move(self, which: list[int]) -> None:
         """Gives gradients that users have memory of their own, with all tensors that share it."""
-        left = {}
+        left = []
         for i in which:
             local = self.slots[i].gradient._local_tensor
             old, new = local.untyped_storage(), local.detach().clone().untyped_storage()
             _rest_on(local, new)
             if torch._C._storage_Use_Count(old._cdata) > 1:  # by more than `old`
-                left[old._cdata] = old, new
+                left.append((old, range(old.data_ptr(), old.data_ptr() + old.nbytes()), new))
             self._make(i)
-        if left:  # views, which nothing refers to from here
-            for t in gc.get_objects():
-                if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided:
-                    continue
-                try:
-                    found = left.get(t.untyped_storage()._cdata)
-                except RuntimeError:  # a wrapper, inside of a transform
-                    continue
-                if found is not None:
-                    _rest_on(t, found[1])
+        if not left:
+            return
+        for t in gc.get_objects():  # views, which nothing refers to from here
+            if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout is not torch.strided:
+                continue
+            try:
+                place = t.data_ptr()
+            except RuntimeError:  # a wrapper, inside of a transform
+                continue
+            # Storages of other tensors are left alone: other threads may be letting them go.
+            for old, places, new in left:
+                if place in places and t.untyped_storage()._cdata == old._cdata:
+                    _rest_on(t, new)
 
 
 def _holders(gradient: DTensor) -> tuple[int, ...]:

@@ -35,7 +35,9 @@ TEST_P(MoveGradient, CopiesEverySizeAndPlace) {
       move_gradient(gradient, {}, target);
       EXPECT_TRUE(at::equal(target, values(n))) << n << " " << shift;
       for (int64_t i = 0; i < n + 2; ++i)
-        if (i < shift || i >= shift + n) EXPECT_EQ(memory[i].item<float>(), -1) << n << " " << shift;
+        if (i < shift || i >= shift + n) {
+          EXPECT_EQ(memory[i].item<float>(), -1) << n << " " << shift;
+        }
     }
 }
 
