@@ -20,7 +20,7 @@ class PageHeap {
  public:
   static constexpr int64_t kPage = int64_t{2} << 20;  // what memory is taken and given back in
   static constexpr int64_t kAlignment = 64;           // of blocks, bytes
-  static constexpr int64_t kWindow = 8;                // times what is in use at once in it
+  static constexpr int64_t kWindow = 8;               // times what is in use at once in it
   static constexpr int64_t kIdle = int64_t{8} << 20;  // bytes that may be held in any case and not in use
 
   // Addresses for `room` bytes (rounded up to pages), or for a half, a quarter, ... where there are not so many; null

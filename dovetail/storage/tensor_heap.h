@@ -1,6 +1,6 @@
 // torch's CPU tensors out of a PageHeap. malloc gives the pages of a large tensor back as soon as it is freed, at the
-// latest beyond 32 MiB and often beyond 128 KiB, so that a training step faults in its activations anew: a quarter of
-// its time at 100M parameters.
+// latest beyond 32 MiB and often beyond 128 KiB, so that a training step faults in its activations anew
+// (benchmarks/results/heap.txt).
 #pragma once
 
 #include <c10/core/Allocator.h>
