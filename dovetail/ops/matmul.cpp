@@ -2,7 +2,9 @@
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/addmm.h>
+#include <ATen/ops/clone.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/mm.h>
 #include <ATen/ops/zeros.h>
 
@@ -64,6 +66,20 @@ void narrow_into(const at::Tensor& source, const at::Tensor& target) {
            [&](int64_t r) { encode_bf16({in + r * from, columns}, {out + r * to, columns}); });
 }
 
+bool is_vector(const at::Tensor& t) { return t.size(0) == 1 || t.size(1) == 1; }
+
+// A product with a vector comes from kernels that begin at the next aligned element, so that their sums depend on where
+// operands lie (MKL's on AMD); those of matrices pack what they read.
+constexpr uintptr_t kVectorAlignment = 64;
+bool is_aligned(const at::Tensor& t) {
+  return reinterpret_cast<uintptr_t>(t.const_data_ptr()) % kVectorAlignment == 0;
+}
+
+// `weight` where its place does not tell in a product with `other`, else a copy.
+at::Tensor placed(const at::Tensor& weight, const at::Tensor& other) {
+  return is_aligned(weight) || !(is_vector(weight) || is_vector(other)) ? weight : weight.clone();
+}
+
 }  // namespace
 
 GemmPath bf16_gemm_path() {
@@ -77,7 +93,10 @@ bool Matmul::widens(const at::Tensor& t) const {
 
 at::Tensor Matmul::forward(const at::Tensor& x, const at::Tensor& weight,
                            const at::Tensor& bias) const {
-  if (!widens(x)) return bias.defined() ? at::addmm(bias, x, weight.t()) : at::mm(x, weight.t());
+  if (!widens(x)) {
+    const at::Tensor w = placed(weight, x).t();
+    return bias.defined() ? at::addmm(bias, x, w) : at::mm(x, w);
+  }
   const int64_t m = x.size(0), in = x.size(1), out = weight.size(0), panel = panel_of(out, in);
   at::Tensor y = at::empty({m, out}, x.options());
   const auto x_lease = Workspace::borrow(workspace_, m * in);
@@ -97,7 +116,7 @@ at::Tensor Matmul::forward(const at::Tensor& x, const at::Tensor& weight,
 }
 
 at::Tensor Matmul::input_grad(const at::Tensor& g, const at::Tensor& weight) const {
-  if (!widens(g)) return at::mm(g, weight);
+  if (!widens(g)) return at::mm(g, placed(weight, g));
   const int64_t m = g.size(0), out = g.size(1), in = weight.size(1), panel = panel_of(out, in);
   if (out == 0) return at::zeros({m, in}, g.options());
   at::Tensor dx = at::empty({m, in}, g.options());
@@ -120,8 +139,9 @@ at::Tensor Matmul::input_grad(const at::Tensor& g, const at::Tensor& weight) con
 
 void Matmul::weight_grad(const at::Tensor& g, const at::Tensor& x, const at::Tensor& out) const {
   if (!widens(g)) {
-    at::Tensor target = out;
+    at::Tensor target = is_aligned(out) || !is_vector(out) ? out : at::empty_like(out);
     at::mm_out(target, g.t(), x);
+    if (!target.is_same(out)) out.copy_(target);
     return;
   }
   const int64_t m = g.size(0), rows = g.size(1), in = x.size(1), panel = panel_of(rows, in);

@@ -1,7 +1,8 @@
 // The three products of a linear layer, on matrices: y = x W^T + b, dx = g W, dW = g^T x, with x
 // [m, in], W [out, in], b [out], g and y [m, out]. All operands of a call have one dtype, fp32 or
 // bf16; sums are fp32. Any strides are taken; matrices with one contiguous dimension are read and
-// written in place. m, in and out may be 0.
+// written in place. m, in and out may be 0. The bits of a product do not depend on where weights and their gradients
+// lie.
 //
 // bf16 has two paths with the same mathematics (products of bf16 values are exact in fp32). ATen's
 // own is fast where the CPU multiplies bf16 (AVX512_BF16, AMX). Elsewhere the operands are widened
