@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <cmath>
+#include <fstream>
 #include <string>
 
 #include "dovetail/base/error.h"
@@ -32,6 +33,24 @@ TEST(PeerArena, ALimitOfFileSizesIsAnError) {
   EXPECT_THAT(said, testing::AllOf(testing::HasSubstr("2097152"), testing::HasSubstr("ulimit -f"),
                                    testing::HasSubstr("1048576")));
   EXPECT_TRUE(fits);
+}
+
+// A dump would take memory for every page of it, twice what the machine has.
+TEST(PeerArena, StaysOutOfCoreDumps) {
+  const std::shared_ptr<Arena> arena = Arena::create(1 << 20, 4096);
+  std::ifstream maps("/proc/self/smaps");
+  int arenas = 0;
+  bool of_arena = false;
+  for (std::string line; std::getline(maps, line);) {
+    if (line.starts_with("VmFlags:")) {
+      if (of_arena) EXPECT_THAT(line, testing::HasSubstr(" dd"));
+      of_arena = false;
+    } else if (line.find("memfd:dovetail") != std::string::npos) {
+      of_arena = true;
+      ++arenas;
+    }
+  }
+  EXPECT_GE(arenas, 1);
 }
 
 class SharedMemoryOf : public testing::TestWithParam<World> {

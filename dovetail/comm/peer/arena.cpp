@@ -32,7 +32,10 @@ RegionHeader& header_of(std::byte* region) { return *reinterpret_cast<RegionHead
 
 std::byte* map(int file, int64_t capacity) {
   void* p = ::mmap(nullptr, static_cast<size_t>(capacity), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
-  return p == MAP_FAILED ? nullptr : static_cast<std::byte*>(p);
+  if (p == MAP_FAILED) return nullptr;
+  // A core dump reads every page, and so takes memory for all of a file that is mostly holes.
+  ::madvise(p, static_cast<size_t>(capacity), MADV_DONTDUMP);
+  return static_cast<std::byte*>(p);
 }
 
 }  // namespace
