@@ -21,10 +21,26 @@ constexpr size_t kMappedAlone = size_t{32} << 20;
 constexpr size_t kChunk = size_t{4} << 20;
 constexpr size_t kStreamed = size_t{64} << 10;  // beyond it, what was copied is not in the cache when it is read
 
-bool pages_can_go(const at::Tensor& gradient, const at::Tensor& given) {
+// Whether nobody else can read the memory of `gradient`. Of a linear layer it lies in a view of the product that made
+// it.
+bool is_the_last(const at::Tensor& gradient, const at::Tensor& given) {
   const bool shared = given.defined() && given.is_alias_of(gradient);
-  return gradient.nbytes() > kMappedAlone && gradient.use_count() == 1 && (!shared || given.use_count() == 1) &&
-         gradient.storage().use_count() == (shared ? 2u : 1u) &&
+  if (gradient.use_count() != 1 || (shared && given.use_count() != 1)) return false;
+  const size_t holders = shared ? 2 : 1;
+  const at::TensorBase* base = nullptr;
+  size_t views = 0;
+  for (const at::Tensor* t : {&gradient, &given}) {
+    if ((t == &given && !shared) || !t->is_view()) continue;
+    if (base != nullptr && !base->is_same(t->_base())) return false;
+    base = &t->_base();
+    ++views;
+  }
+  if (base != nullptr && base->use_count() != views) return false;
+  return gradient.storage().use_count() == holders + (base != nullptr);
+}
+
+bool pages_can_go(const at::Tensor& gradient, const at::Tensor& given) {
+  return gradient.nbytes() > kMappedAlone && is_the_last(gradient, given) &&
          gradient.storage().data_ptr().get_deleter() == c10::GetCPUAllocator()->raw_deleter();
 }
 

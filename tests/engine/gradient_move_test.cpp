@@ -56,6 +56,23 @@ TEST_P(MoveGradient, GivesPagesBackOnlyWhereNobodyElseReads) {
     EXPECT_TRUE(at::equal(target, values(kLarge)));
     EXPECT_EQ(gradient[kLarge / 2].item<float>(), 0);  // its page is gone
   }
+  // Of a linear layer autograd has a view of what was computed, or the gradient is one.
+  for (const bool ours : {false, true}) {
+    at::Tensor given = values(kLarge).view({1, kLarge}), gradient = given.detach();
+    if (ours) std::swap(gradient, given);
+    move_gradient(gradient, given, target.view({1, kLarge}));
+    EXPECT_TRUE(at::equal(target, values(kLarge)));
+    EXPECT_EQ(gradient[0][kLarge / 2].item<float>(), 0);
+  }
+  for (const bool viewed_twice : {false, true})
+    for (const bool ours : {false, true}) {
+      at::Tensor kept = values(kLarge);
+      at::Tensor given = kept.view({1, kLarge}), gradient = given.detach();
+      if (ours) std::swap(gradient, given);
+      if (viewed_twice) kept = kept.view({kLarge, 1});
+      move_gradient(gradient, given, target.view({1, kLarge}));
+      EXPECT_TRUE(at::equal(kept.view(kLarge), values(kLarge)));
+    }
   at::Tensor gradient = values(kLarge);
   {
     const at::Tensor given = gradient.detach(), kept = gradient.detach();
