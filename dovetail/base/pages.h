@@ -8,6 +8,7 @@
 namespace dovetail {
 
 inline constexpr int64_t kPageBytes = 4096;
+inline constexpr int64_t kHugePageBytes = int64_t{2} << 20;
 
 // Zeroes bytes: `give_back(pages, bytes)` frees whole pages so that they read as zero, or returns false; what it does
 // not take is overwritten.

@@ -10,11 +10,6 @@
 #include "dovetail/base/pages.h"
 
 namespace dovetail {
-namespace {
-
-constexpr size_t kHugePage = size_t{2} << 20;
-
-}  // namespace
 
 Memory HostAllocator::allocate(int64_t bytes, Role role) {
   DT_CHECK_GE(bytes, int64_t{0});
@@ -24,7 +19,7 @@ Memory HostAllocator::allocate(int64_t bytes, Role role) {
   if (p == MAP_FAILED)
     raise<StateError>("storage: no memory for {} bytes of {}: {}", bytes, name_of(role), std::strerror(errno));
   // Advice only: without huge pages all is the same.
-  if (mapped >= kHugePage) ::madvise(p, mapped, huge_pages_ ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+  if (mapped >= size_t{kHugePageBytes}) ::madvise(p, mapped, huge_pages_ ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
   std::shared_ptr<void> owner(p, [mapped](void* q) { ::munmap(q, mapped); });
   return {std::move(owner), static_cast<std::byte*>(p), bytes};
 }

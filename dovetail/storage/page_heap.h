@@ -13,12 +13,13 @@
 #include <vector>
 
 #include "dovetail/base/first_fit.h"
+#include "dovetail/base/pages.h"
 
 namespace dovetail {
 
 class PageHeap {
  public:
-  static constexpr int64_t kPage = int64_t{2} << 20;  // what memory is taken and given back in
+  static constexpr int64_t kPage = kHugePageBytes;    // what memory is taken and given back in
   static constexpr int64_t kAlignment = 64;           // of blocks, bytes
   static constexpr int64_t kWindow = 8;               // times what is in use at once in it
   static constexpr int64_t kIdle = int64_t{8} << 20;  // bytes that may be held in any case and not in use

@@ -6,7 +6,6 @@ namespace dovetail::python {
 void bind_memory(py::module_& m) {
   py::class_<TensorHeap, std::unique_ptr<TensorHeap, py::nodelete>>(m, "TensorHeap")
       .def("switch_on", &TensorHeap::switch_on)
-      .def("is_on", &TensorHeap::is_on)
       .def("trim", [](TensorHeap& heap) { heap.pages().trim(); })
       .def("use", [](TensorHeap& heap) {
         const PageHeap::Use use = heap.pages().use();
