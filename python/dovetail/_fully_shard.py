@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from . import memory
 from ._arguments import (check_dtypes, check_kinds, check_placements, format_of, ignored_parameters,
                           plan_and_reshard)
+from ._compiler import keep_off
 from ._fsdp_module import FSDPModule
 from ._gathered import refuse_transforms, release_before_load
 from ._layout import tensor_parallel
@@ -127,13 +128,11 @@ def fully_shard(
     watch_optimizers()
     for m in modules:
         setattr(m, STATE, unit)
-        m.register_forward_pre_hook(torch._dynamo.disable(functools.partial(_before_forward, unit)), prepend=True,
-                                    with_kwargs=True)
+        m.register_forward_pre_hook(keep_off(functools.partial(_before_forward, unit)), prepend=True, with_kwargs=True)
         m.register_load_state_dict_pre_hook(release_before_load)
         m.register_load_state_dict_pre_hook(refuse_whole_tensors)
         m.register_load_state_dict_pre_hook(keep_on_assign)
-        m.register_forward_hook(torch._dynamo.disable(functools.partial(_after_forward, unit)), prepend=False,
-                                always_call=True)
+        m.register_forward_hook(keep_off(functools.partial(_after_forward, unit)), prepend=False, always_call=True)
         cls = type(m)
         if cls not in _classes:
             _classes[cls] = type(f"FSDP{cls.__name__}", (FSDPModule, cls), {"__deepcopy__": _no_deepcopy,
@@ -160,32 +159,36 @@ def _take_parameters(unit: Unit, ignored: list[nn.Parameter]):
     Apart, those that only modules behind the units below have, which then are used behind them (a head): where they are
     no less than half of the largest of these units, so that reducing them on their own pays.
     """
-    inside = {id(m) for top in unit.modules for m in top.modules()}
-    skipped = {id(p) for p in ignored}
-    found: dict[int, tuple[nn.Parameter, list, str]] = {}
-    behind: set[int] = set()
-    largest = 0  # of the units below, in elements
+    search = _Search(unit, ignored)
+    for i, m in enumerate(unit.modules):
+        search.visit(m, f"{i}." if len(unit.modules) > 1 else "", below=False)
+    found, behind = search.found, search.behind
+    if 2 * sum(p.numel() for p, _, _ in found.values() if id(p) in behind) < search.largest:
+        behind.clear()
+    return ([entry for key, entry in found.items() if key not in behind],
+            [entry for key, entry in found.items() if key in behind])
 
-    def consider(param: nn.Parameter, module: nn.Module, name: str, prefix: str) -> None:
-        places = shared_places(param)
-        if (module, name) not in places and places:
-            places.append((module, name))
-        if id(param) not in found and largest and not places:
-            behind.add(id(param))
-        if all(id(m) in inside for m, _ in places):
-            entry = found.setdefault(id(param), (param, places or [], prefix + name))
-            if (module, name) not in entry[1]:
-                entry[1].append((module, name))
 
-    def visit(module: nn.Module, prefix: str, below: bool) -> None:
-        nonlocal largest
+class _Search:
+    """For a unit's parameters. No function inside of another that calls itself: it would be a cycle, and keep the whole
+    parameters until the next collection."""
+
+    def __init__(self, unit: Unit, ignored: list[nn.Parameter]) -> None:
+        self.unit = unit
+        self.inside = {id(m) for top in unit.modules for m in top.modules()}
+        self.skipped = {id(p) for p in ignored}
+        self.found: dict[int, tuple[nn.Parameter, list, str]] = {}
+        self.behind: set[int] = set()
+        self.largest = 0  # of the units below, in elements
+
+    def visit(self, module: nn.Module, prefix: str, below: bool) -> None:
         below = below or isinstance(module, FSDPModule)
         for name, param in module._parameters.items():
-            if param is None or id(param) in skipped:
+            if param is None or id(param) in self.skipped:
                 continue
             if below:  # a unit's own, but for what was given back
                 if shared_places(param):
-                    consider(param, module, name, prefix)
+                    self._consider(param, module, name, prefix)
                 continue
             taken = successor_of(param)
             if taken is not None:  # sharded by a unit elsewhere: from here on the lowest unit above both has it
@@ -194,21 +197,26 @@ def _take_parameters(unit: Unit, ignored: list[nn.Parameter]):
                                        "fully_shard on all modules before the first forward")
                 take_back(*taken)
             owner = unit_of(param)
-            if owner is not None and all(id(m) in inside for m in owner.modules):
+            if owner is not None and all(id(m) in self.inside for m in owner.modules):
                 continue  # of a unit below, reached by another path
-            _refuse_what_cannot_be(unit, param, prefix + name)
-            consider(param, module, name, prefix)
+            _refuse_what_cannot_be(self.unit, param, prefix + name)
+            self._consider(param, module, name, prefix)
         for name, child in module.named_children():
-            visit(child, f"{prefix}{name}.", below)
+            self.visit(child, f"{prefix}{name}.", below)
         if isinstance(module, FSDPModule):
-            largest = max(largest, 1, sum(s.param.numel() for part in module._unit().parts_of_it() for s in part.slots))
+            slots = [s for part in module._unit().parts_of_it() for s in part.slots]
+            self.largest = max(self.largest, 1, sum(s.param.numel() for s in slots))
 
-    for i, m in enumerate(unit.modules):
-        visit(m, f"{i}." if len(unit.modules) > 1 else "", below=False)
-    if 2 * sum(p.numel() for p, _, _ in found.values() if id(p) in behind) < largest:
-        behind.clear()
-    return ([entry for key, entry in found.items() if key not in behind],
-            [entry for key, entry in found.items() if key in behind])
+    def _consider(self, param: nn.Parameter, module: nn.Module, name: str, prefix: str) -> None:
+        places = shared_places(param)
+        if (module, name) not in places and places:
+            places.append((module, name))
+        if id(param) not in self.found and self.largest and not places:
+            self.behind.add(id(param))
+        if all(id(m) in self.inside for m, _ in places):
+            entry = self.found.setdefault(id(param), (param, places or [], prefix + name))
+            if (module, name) not in entry[1]:
+                entry[1].append((module, name))
 
 
 def _refuse_what_cannot_be(unit: Unit, param: nn.Parameter, name: str) -> None:
@@ -270,4 +278,4 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
             raise
         return unit.runtime.after_forward(unit, output)
 
-    setattr(module, method_name, types.MethodType(torch._dynamo.disable(around), module))
+    setattr(module, method_name, types.MethodType(keep_off(around), module))

@@ -99,6 +99,13 @@ class Layout:
         return self._tensor(local, self.intervals, self.shape if self.parallel is None else self.parallel.shape,
                             self.parallel and self.parallel.placement)
 
+    def parameter(self, local: torch.Tensor, requires_grad: bool) -> torch.nn.Parameter:
+        """tensor(local) as a parameter. Not by nn.Parameter, which begins with a detach(): for a stock DTensor that is
+        an operation to be planned, which loads torch's compiler (_compiler.py)."""
+        param = self.tensor(local)
+        param._is_param = True
+        return param.requires_grad_(requires_grad)
+
     def state(self, local: torch.Tensor, intervals: Sequence[Interval], shape: Sequence[int]) -> DTensor:
         """One of optimizer state that `shape` and `intervals` describe for this rank's part of the parameter."""
         parallel = self.parallel

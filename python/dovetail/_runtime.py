@@ -321,15 +321,6 @@ class Runtime(Residence):
 
     def _enter_backward(self) -> None:
         self.leave_broken()
-        self._backward_begins()
-        self.in_backward = True
-
-    def _leave_backward(self) -> None:
-        self.in_backward = False
-        self._backward_ends()
-        self.refuse_writes()
-
-    def _backward_begins(self) -> None:
         for u in self.units:  # for what is computed again
             if u.gathered:
                 u.show(runtime=True)
@@ -338,13 +329,16 @@ class Runtime(Residence):
                                "backward pass: wanted it before the forward, which makes room for gradients on every "
                                "rank")
         self.gradients.backward_begins(self.engine, self.syncs and self.completes, self.scaled)
+        self.in_backward = True
 
-    def _backward_ends(self) -> None:
+    def _leave_backward(self) -> None:
+        self.in_backward = False
         if self.stays_gathered:
             for u in self.units:
                 u.show(runtime=False)
         complete = self.syncs and self.completes
         self.gradients.backward_ends(self.engine.have_gradients() if complete else None, self.scaled)
+        self.refuse_writes()
 
     def divide(self) -> None:
         """Tells the engine what to divide sums over ranks by, as units have it."""

@@ -146,7 +146,7 @@ class Unit:
         slot = next(s for s in self.slots if s.param is param)
         if param.is_meta:
             local, said = values.to(param.dtype, copy=True), dict(vars(param))
-            torch.utils.swap_tensors(param, nn.Parameter(slot.layout.tensor(local), requires_grad=param.requires_grad))
+            torch.utils.swap_tensors(param, slot.layout.parameter(local, param.requires_grad))
             vars(param).update(said)
         else:
             with torch.no_grad():
@@ -251,7 +251,7 @@ def shard_parameters(unit: Unit, found: list[tuple[nn.Parameter, list[tuple[nn.M
         local = value.contiguous().view(-1)[begin:end].clone()
         if unit.main_dtype is not None:
             local = local.to(unit.main_dtype)
-        sharded = nn.Parameter(layout.tensor(local), requires_grad=param.requires_grad)
+        sharded = layout.parameter(local, param.requires_grad)
         for key, value in vars(param).items():  # marks that users have put on parameters
             if key not in _MARKS:
                 setattr(sharded, key, value)
@@ -319,4 +319,4 @@ def take_back(unit: Unit, slot: Slot) -> None:
 
 def main_values(slot: Slot) -> torch.Tensor:
     """This rank's elements of the main weight: [n], fp32."""
-    return local_elements(slot.param.detach())
+    return local_elements(slot.param)

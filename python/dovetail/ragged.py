@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from . import sharded_state
-from .runs import Interval, check_intervals, chunk_intervals, row_major_strides, same_runs
-from .sharded import Ragged, ShardedTensor, part_shape, ragged_spec, runs_of, slice_run
+from .runs import Interval, check_intervals, chunk_intervals, same_runs
+from .sharded import Ragged, ShardedTensor, part_shape, ragged_spec, runs_of, slice_run, stock
 
 __all__ = ["Ragged", "ShardedTensor", "from_full", "intervals_of", "local_elements", "sharded_tensor"]
 
@@ -62,9 +62,8 @@ def sharded_tensor(local: torch.Tensor, mesh: DeviceMesh, intervals: Sequence[In
     if chunks is None or not same_runs(chunks, intervals) or any(begin == end for begin, end in intervals):
         placements = (Ragged(intervals, writes),) + (() if second is None else (second,))
         return ShardedTensor(local, ragged_spec(mesh, placements, shape, local.dtype), requires_grad=requires_grad)
-    rows = local.view(-1, *shape[1:])
-    stock = DTensor.from_local(rows, mesh, [Shard(0)], shape=shape, stride=row_major_strides(shape))
-    return stock.requires_grad_(requires_grad)
+    rows = local.view(-1, *shape[1:]).detach()  # a view would keep `local` and what the storage was
+    return stock(rows, ragged_spec(mesh, (Shard(0),), shape, local.dtype)).requires_grad_(requires_grad)
 
 
 def intervals_of(t: DTensor) -> tuple[Interval, ...]:

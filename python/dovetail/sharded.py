@@ -64,10 +64,16 @@ def ragged_spec(mesh: DeviceMesh, placements: tuple[Placement, ...], shape: Sequ
     return DTensorSpec(mesh, placements, tensor_meta=TensorMeta(shape, row_major_strides(shape), dtype))
 
 
+def stock(local: torch.Tensor, spec: DTensorSpec) -> DTensor:
+    """A stock DTensor that needs no gradient. Without its __init__, which does nothing but load torch's compiler
+    (_compiler.py)."""
+    return DTensor.__new__(DTensor, local, spec, requires_grad=False)
+
+
 def replicated(whole: torch.Tensor, mesh: DeviceMesh) -> DTensor:
     """A stock DTensor, Replicate, over a plain tensor that is the same on every rank."""
     meta = TensorMeta(whole.shape, whole.stride(), whole.dtype)
-    return DTensor(whole, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta), requires_grad=False)
+    return stock(whole, DTensorSpec(mesh, (Replicate(),) * mesh.ndim, tensor_meta=meta))
 
 
 def all_gather(part: torch.Tensor, lengths: Sequence[int], mesh: DeviceMesh, dim: int = 0) -> list[torch.Tensor]:
@@ -135,6 +141,9 @@ class ShardedTensor(DTensor):
     swap what lies below it. Deliberately without `__slots__`: copies made by the asynchronous checkpoint stager follow
     the slots of DTensor.
     """
+
+    def __init__(self, *args, **kwargs) -> None:
+        """In place of DTensor's, which does nothing but load torch's compiler (_compiler.py)."""
 
     @property
     def intervals(self) -> tuple[Interval, ...]:

@@ -1,5 +1,9 @@
 """torch.compile of the units of a model, before and after fully_shard."""
 
+import os
+import subprocess
+import sys
+
 import torch
 
 from dovetail import fully_shard
@@ -45,3 +49,61 @@ def check_compiled_blocks(world):
         losses, got = train(fully_shard, **how)
         assert losses == expected[0], how
         same(got, expected[1], rtol=0, atol=0)
+
+
+LATE = """
+import sys, torch, torch.nn as nn, torch.distributed as dist
+import dovetail
+
+rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(32, 35)
+        self.down = nn.Linear(35, 32, bias=False)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+
+def train(compiled):
+    torch.manual_seed(0)
+    blocks = [Block() for _ in range(3)]
+    model = nn.Sequential(*blocks, nn.Linear(32, 64, bias=False))
+    for block in blocks:
+        dovetail.fully_shard(block)
+    dovetail.fully_shard(model)
+    optimizer = dovetail.optim.AdamW(model.parameters(), lr=1e-2)
+    if compiled:
+        for block in blocks:
+            block.compile(backend="aot_eager")
+    losses = []
+    for step in range(3):
+        loss = model(torch.full((4, 32), 0.1 * (rank + 1))).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    optimizer.state_dict()
+    assert {type(p).__name__ for p in model.parameters()} == {"DTensor", "ShardedTensor"}
+    return losses
+
+
+plain = train(compiled=False)
+assert "torch._dynamo" not in sys.modules
+assert train(compiled=True) == plain  # the hooks are older than the compiler
+assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
+dovetail.close_worlds()
+dist.destroy_process_group()
+"""
+
+
+def check_the_compiler_is_loaded_by_those_who_compile(world):
+    """torch's optimizers and DTensors load it to keep it off: 30 MiB in every rank."""
+    store = os.path.join(world.folder, "compiler")
+    done = subprocess.run([sys.executable, "-c", LATE, str(world.rank), str(world.size), store], capture_output=True,
+                          text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr

@@ -1,5 +1,6 @@
 """The heap of CPU tensors that fully_shard switches on."""
 
+import gc
 import os
 import subprocess
 import sys
@@ -7,6 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.nn as nn
+from torch.distributed.tensor import DTensor
 
 import dovetail
 from dovetail import fully_shard, memory
@@ -49,6 +51,17 @@ def check_activations_lie_in_it(world):
     output.mean().backward()
     del output
     assert memory.heap_use().in_use <= before.in_use + activation, (before, memory.heap_use())
+
+
+def check_weights_before_the_first_forward_leave_it(world):
+    """From then on they lie in the engine's memory: those that stock DTensors are over too."""
+    memory.use_tensor_heap(True)
+    gc.collect()
+    before = memory.heap_use()
+    model = fully_shard(nn.Linear(WIDE, WIDE * world.size, bias=False))
+    assert type(model.weight) is DTensor and memory.heap_use().in_use >= before.in_use + 4 * WIDE * WIDE
+    model(torch.randn(2, WIDE)).mean().backward()
+    assert memory.heap_use().in_use <= before.in_use, (before, memory.heap_use())
 
 
 def check_losses_do_not_depend_on_it(world):

@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.optim.optimizer import ParamsT
 
 from .. import _C
+from .._compiler import plain
 from .._gradients import refuse_in_hooks
 from .._ranks import flat_mesh
 from .._runtime import Runtime, runtime_of
@@ -65,7 +66,15 @@ class EngineOptimizer(torch.optim.Optimizer):
         check_words(who, (k for k in param_group if k != "params"), options)
         check_values(who, group, options)
         self._check_together(group)
-        super().add_param_group(group)
+        plain(torch.optim.Optimizer.add_param_group)(self, group)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        plain(torch.optim.Optimizer.zero_grad)(self, set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's."""
+        return plain(torch.optim.Optimizer.state_dict)(self)
 
     def _check_parameters(self, who: str, params: list[Any]) -> None:
         runtimes = {id(self._runtime)} if self._runtime is not None else set()
