@@ -15,7 +15,7 @@ _worlds: dict = {}
 _meshes: dict = {}
 _pairs: dict = {}  # 2-D meshes by their two dimensions
 _counts: dict = {}  # per list of ranks: those outside of it make no such world, and do not count it
-_seen: "weakref.WeakSet[DeviceMesh]" = weakref.WeakSet()
+_seen: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()  # by id: several are equal
 _deadline = 300.0
 
 
@@ -44,7 +44,7 @@ def index_in(mesh: DeviceMesh) -> int:
 
 def keep_track_of(mesh: DeviceMesh) -> None:
     """Of a mesh whose process groups are to be let go at the end of the process."""
-    _seen.add(mesh)
+    _seen[id(mesh)] = mesh
 
 
 def world_of(mesh: DeviceMesh, comm: str) -> "_C.Group":
@@ -121,7 +121,7 @@ def _leave() -> None:
     """At the end of the process. destroy_process_group() does not reach the groups that meshes hold: their threads
     would still let tensors of the last operation go when the interpreter is gone, and abort the process."""
     close_worlds()
-    for mesh in list(_seen):
+    for mesh in list(_seen.values()):
         for holder in (mesh, getattr(mesh, "_root_mesh", None)):
             getattr(holder, "_pg_registry", {}).clear()
 

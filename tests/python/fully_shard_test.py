@@ -12,6 +12,7 @@ import behind_checks
 import case_checks
 import case_state_checks
 import compile_checks
+import exit_checks
 import feature_checks
 import gathered_checks
 import gradient_checks
@@ -30,8 +31,8 @@ import unshard_checks
 
 
 FACE = (accumulation_checks, argument_checks, backward_checks, behind_checks, case_checks, case_state_checks,
-        feature_checks, gathered_checks, gradient_checks, memory_checks, method_checks, mistake_checks, training_checks,
-        unit_checks, unshard_checks)
+        exit_checks, feature_checks, gathered_checks, gradient_checks, memory_checks, method_checks, mistake_checks,
+        training_checks, unit_checks, unshard_checks)
 TENSOR_PARALLEL = (tensor_parallel_checks, tensor_parallel_state_checks, tensor_parallel_tensor_checks)
 
 
