@@ -237,8 +237,8 @@ TEST(Matmul, BitsDoNotDependOnPlacement) {
   for (const Case& c : kCases) {
     const Matmul matmul(nullptr, c.path);
     for (const auto& [m, in, out] : std::vector<std::array<int64_t, 3>>{
-             {64, 96, 80}, {5, 33, 7}, {256, 512, 264}, {1, 64, 48}, {1, 300, 33}, {48, 64, 1}, {33, 300, 1}, {48, 1, 64},
-             {1, 64, 1}}) {
+             {64, 96, 80}, {5, 33, 7}, {256, 512, 264}, {1, 64, 48}, {1, 300, 33}, {48, 64, 1}, {33, 300, 1},
+             {48, 1, 64}, {1, 64, 1}}) {
       const auto x = torch::randn({m, in}).to(c.type), w = torch::randn({out, in}).to(c.type),
                  g = torch::randn({m, out}).to(c.type);
       at::Tensor y, dx, dw = torch::empty_like(w);
