@@ -10,7 +10,7 @@ of one dimension (Shard) or all of it (Replicate), and runs count in that part.
 import copy
 import math
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -142,7 +142,7 @@ class ShardedTensor(DTensor):
     the slots of DTensor.
     """
 
-    def __init__(self, *args, **kwargs) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         """In place of DTensor's, which does nothing but load torch's compiler (_compiler.py)."""
 
     @property
