@@ -1,11 +1,10 @@
 """torch.compile of the units of a model, before and after fully_shard."""
 
 import os
-import subprocess
-import sys
 
 import torch
 
+import ranks
 from dovetail import fully_shard
 from training_checks import llama, same, tokens, weights
 
@@ -103,7 +102,4 @@ dist.destroy_process_group()
 
 def check_the_compiler_is_loaded_by_those_who_compile(world):
     """torch's optimizers and DTensors load it to keep it off: 30 MiB in every rank."""
-    store = os.path.join(world.folder, "compiler")
-    done = subprocess.run([sys.executable, "-c", LATE, str(world.rank), str(world.size), store], capture_output=True,
-                          text=True, timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
+    ranks.alone(LATE, world.rank, world.size, os.path.join(world.folder, "compiler"))

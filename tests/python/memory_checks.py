@@ -1,9 +1,6 @@
 """The heap of CPU tensors that fully_shard switches on."""
 
 import gc
-import os
-import subprocess
-import sys
 
 import torch
 import torch.distributed as dist
@@ -11,6 +8,7 @@ import torch.nn as nn
 from torch.distributed.tensor import DTensor
 
 import dovetail
+import ranks
 from dovetail import fully_shard, memory
 
 WIDE = 512
@@ -131,14 +129,7 @@ dist.destroy_process_group()
 """
 
 
-def alone(how):
-    done = subprocess.run([sys.executable, "-c", ALONE, how], capture_output=True, text=True, timeout=240,
-                          env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
-
 def check_users_may_refuse_it(world):
     if dist.get_rank() == 0:
-        assert alone("refused") == "None"
-        assert alone("asked").startswith("HeapUse(in_use=")
+        assert ranks.alone(ALONE, "refused") == "None"
+        assert ranks.alone(ALONE, "asked").startswith("HeapUse(in_use=")

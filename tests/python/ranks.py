@@ -3,6 +3,7 @@
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import time
@@ -61,6 +62,14 @@ def _joined(context) -> bool:
         return context.join()
     except Exception:  # the ranks' files say more
         return True
+
+
+def alone(script: str, *arguments: object) -> str:
+    """Runs a script in a process of its own and returns what it printed; raises with its errors where it fails."""
+    done = subprocess.run([sys.executable, "-c", script, *map(str, arguments)], capture_output=True, text=True,
+                          timeout=240, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
 
 
 class World:
