@@ -254,12 +254,11 @@ TEST(Matmul, BitsDoNotDependOnPlacement) {
           y = y2, dx = dx2, dw = grad;
           continue;
         }
-        EXPECT_TRUE(same_bits(y2, y))
-            << "y, shift " << shift << ", m " << m << ", in " << in << ", out " << out << ", path " << int(c.path);
-        EXPECT_TRUE(same_bits(dx2, dx))
-            << "dx, shift " << shift << ", m " << m << ", in " << in << ", out " << out << ", path " << int(c.path);
-        EXPECT_TRUE(same_bits(grad, dw))
-            << "dw, shift " << shift << ", m " << m << ", in " << in << ", out " << out << ", path " << int(c.path);
+        std::ostringstream where;
+        where << ", shift " << shift << ", m " << m << ", in " << in << ", out " << out << ", path " << int(c.path);
+        EXPECT_TRUE(same_bits(y2, y)) << "y" << where.str();
+        EXPECT_TRUE(same_bits(dx2, dx)) << "dx" << where.str();
+        EXPECT_TRUE(same_bits(grad, dw)) << "dw" << where.str();
       }
     }
   }
