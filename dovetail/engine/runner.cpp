@@ -34,6 +34,7 @@ Runner::Runner(Context& context)
   for (int64_t g = 0; g < count; ++g) groups_.push_back(std::make_unique<ShardGroup>(context, g));
   runs_.resize(count);
   for (int64_t g = 0; g + 1 < count; ++g) order_.push_back(g);
+  make_gather_slots();
 }
 
 // Forward.
@@ -211,6 +212,7 @@ void Runner::begin_backward() {
   // Activations are at their peak, and slots mostly free.
   context_.pool->trim(0);
   context_.scratch_pool->trim(0);
+  trim_gather_slots();
   unread_.clear();
   for (GroupRun& run : runs_) {
     run.ready = run.reduced = run.contributed = run.gathered_backward = false;
@@ -366,38 +368,6 @@ void Runner::launch_reduction(int64_t g) {
 
 size_t Runner::most_in_flight() const { return std::max(1, context_.plan.options.pending_reductions); }
 
-// The largest group comes first in many backward passes (a head): what only it needs is free for gradient shards, and
-// for activations until the root is written, at the end.
-void Runner::trim_pools() {
-  int64_t buffer = 0, scratch = 0;
-  bool more = false;
-  for (size_t i = next_; i < queue_.size(); ++i) {
-    const int64_t g = queue_[i];
-    if (!context_.plan.groups[g].backward_needs_parameters) continue;  // an embedding, which writes few rows
-    more = true;
-    const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
-    if (groups_[g]->gradient_state() == GradientState::closed && !root_is(g))  // else it has its slot
-      buffer = std::max({buffer, bytes.gather, bytes.gradient});
-    scratch = std::max(scratch, bytes.scratch);
-  }
-  // Where nothing travels, one group is written at a time.
-  const bool one = in_place_ && context_.plan.options.pending_reductions == 0;
-  if (more) context_.pool->trim(buffer, one ? 1 : std::ssize(context_.pool->sizes()));
-  if (scratch > 0) context_.scratch_pool->trim(scratch);
-}
-
-// Between passes: pages of gradients would lie idle beside the activations of the forward.
-void Runner::trim_gradients() {
-  int64_t gather = 0;
-  for (const auto& group : groups_) gather = std::max(gather, group->slot_bytes().gather);
-  context_.pool->trim(gather);
-}
-
-// After more was gathered at once than a step ever does.
-void Runner::restore_pools() {
-  if (context_.pool->in_use() == 0) context_.pool->restore();
-}
-
 void Runner::finish_reductions(size_t left) {
   if (in_flight_.size() <= left) return;
   const TraceScope traced(context_.trace.get(), Doing::reduce, "finish reductions");
@@ -420,6 +390,7 @@ void Runner::end_backward() {
   failed_ = true;  // until all has gone well
   if (!all_gathered_)
     for (auto& group : groups_) group->release();
+  trim_gather_slots();  // gradients are at their peak
   advance_reductions(/*last=*/true);
   finish_reductions(0);
   audit();

@@ -72,6 +72,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
 
  private:
   bool root_is(int64_t group) const { return group == std::ssize(groups_) - 1; }
+  void make_gather_slots();
   void leave_broken_backward();
   void refresh();
   void end_pass();
@@ -94,6 +95,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void finish_reductions(size_t left);
   size_t most_in_flight() const;
   void trim_pools();
+  void trim_gather_slots();
   void trim_gradients();
   void restore_pools();
   void trace_backward(int64_t group);  // from here on; -1: none
@@ -116,6 +118,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   Context& context_;
   const bool in_place_;                // gathers are views of memory that ranks share
   const bool peers_read_main_;         // and main weights are in it
+  std::vector<std::unique_ptr<GatherSlots>> gather_slots_;  // of groups that are alike
   std::vector<std::unique_ptr<ShardGroup>> groups_;
   std::vector<GroupRun> runs_;
   std::vector<int64_t> order_;         // of all groups but the root

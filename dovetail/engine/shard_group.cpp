@@ -157,8 +157,6 @@ void ShardGroup::encode_into(const GroupSegment& s, std::byte* zero3_shard) {
   context_.ledger.copied(CopyReason::encode, s.main.size() * 2);
 }
 
-// Where each rank's zero3 shard is its own zero1 shard in another dtype, it exists from a gather that wants it until
-// all ranks have released that.
 bool ShardGroup::encodes_into_place() const {
   const plan::Degrees& d = context_.degrees();
   return plan::shares_memory(context_.plan, plan::RankGroup::gather) && d.zero1 == d.zero3 && !empty() &&
@@ -199,11 +197,17 @@ comm::WorkHandle ShardGroup::start_refresh() {
 
 void ShardGroup::start_gather(bool backward) {
   DT_CHECK(residence_ == Residence::released, "{} is gathered already", title());
+  if (slots_ && slots_->last() && slots_->last()->residence_ == Residence::gathering) slots_->last()->finish_gather();
   residence_ = Residence::gathering;
   ++gathers_;
-  if (encodes_into_place() && !std::exchange(encoded_, true)) {
+  std::byte* shards = runtime_.data();
+  if (slots_) {
+    slot_ = slots_->take(this);
+    if (slot_ != GatherSlots::kNone) shards = slots_->data(slot_);
+  }
+  if (encodes_into_place() && (slot_ != GatherSlots::kNone || !std::exchange(encoded_, true))) {
     const TraceScope traced(context_.trace.get(), Doing::encode, "encode", context_.label_of(index_));
-    for (const GroupSegment& s : segments_) encode_into(s, runtime_.data() + s.runtime_offset[0]);
+    for (const GroupSegment& s : segments_) encode_into(s, shards + s.runtime_offset[0]);
   }
   gathered_.clear();
   gathered_segment_.clear();
@@ -219,7 +223,7 @@ void ShardGroup::start_gather(bool backward) {
       const plan::PlaneSpec& spec = s.format.planes[j];
       if (!((use.forward && spec.use.forward) || (use.backward && spec.use.backward))) continue;
       comm::GatherPlane plane;
-      plane.shard = runtime_.data() + s.runtime_offset[j];
+      plane.shard = shards + s.runtime_offset[j];
       plane.whole = gather_slot_ ? gather_slot_.data() + s.whole_offset[j] : nullptr;
       plane.slices = even_slices(ranks.size(), spec.bytes_of(s.layout->shard3));
       if (plan::encodes_at_gather(context_.plan, s.format) && !empty()) {
@@ -236,7 +240,10 @@ void ShardGroup::start_gather(bool backward) {
       planes.push_back(std::move(plane));
     }
   }
-  if (planes.empty()) return;
+  if (planes.empty()) {
+    DT_CHECK(slots_ == nullptr, "{} takes part in slots without gathers", title());
+    return;
+  }
   const auto phase = backward ? comm::Phase::gather_backward : comm::Phase::gather_forward;
   comm::Gathered result = ranks.all_gather(planes, context_.identity(phase, index_));
   gather_work_ = std::move(result.work);
@@ -261,6 +268,7 @@ void ShardGroup::release() {
   const bool was_gathered = residence_ == Residence::gathered;
   unbind_all();
   gather_slot_.reset();
+  if (slot_ != GatherSlots::kNone) slots_->give(std::exchange(slot_, GatherSlots::kNone));
   residence_ = Residence::released;
   if (was_gathered && residence_changed_) residence_changed_(false);
   if (released_) released_by(context_.ranks.gather->rank()).store(gathers_, std::memory_order_release);
@@ -284,6 +292,17 @@ void ShardGroup::drop_shard() {
   for (const GroupSegment& s : segments_)
     runtime_.zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
 }
+
+std::vector<Interval> ShardGroup::own_bytes() const {
+  std::vector<Interval> bytes;
+  for (const GroupSegment& s : segments_) {
+    const int64_t begin = s.runtime_offset[0];
+    bytes.push_back({begin, begin + s.format.planes[0].bytes_of(s.layout->shard3)});
+  }
+  return bytes;
+}
+
+int64_t ShardGroup::whole_bytes() const { return runtime_.bytes(); }
 
 void ShardGroup::unbind_all() {
   for (GroupSegment& s : segments_) s.storage->unbind();

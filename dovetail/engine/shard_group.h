@@ -2,7 +2,8 @@
 //
 // Storage, one allocation per role for all segments, one behind the other:
 //   runtime        zero3 shard, every plane of the format; none where plan::encodes_at_gather(). Where the ranks that
-//                  gather share memory, one allocation of all of them holds the whole, this rank's shard in its place
+//                  gather share memory, one allocation of all of them holds the whole, this rank's shard in its place;
+//                  what is encoded for each gather lies in slots of all of them instead, where groups are alike
 //   main           zero1 shard; where the runtime format is the plain array of the main dtype there is no
 //                  allocation and main weights are views of the runtime shard
 //   gradient       zero2 shard, fp32; main_gradient: zero1 shard, the same memory where zero1 == zero2
@@ -19,6 +20,7 @@
 #include <vector>
 
 #include "dovetail/engine/context.h"
+#include "dovetail/engine/gather_slots.h"
 #include "dovetail/engine/unit_model.h"
 #include "dovetail/layout/shard_chain.h"
 #include "dovetail/numerics/reproducible_sum.h"
@@ -72,6 +74,14 @@ class ShardGroup {
 
   // Copies this rank's part of the parameter's value into the main weights and makes its tensor a runtime parameter.
   void adopt(int64_t index, const UnitParameter& parameter);
+  // Where each rank's zero3 shard is its own zero1 shard in another dtype, it exists from a gather that wants it until
+  // all ranks have released that.
+  bool encodes_into_place() const;
+  // Its gathers lie in these wherever one is free. With encodes_into_place(), on all ranks alike.
+  void use_slots(GatherSlots& slots) { slots_ = &slots; }
+  // This rank's bytes of the whole, where it is gathered in place.
+  std::vector<Interval> own_bytes() const;
+  int64_t whole_bytes() const;
   void on_residence_change(std::function<void(bool gathered)> call) { residence_changed_ = std::move(call); }
 
   // Main weights -> runtime shard (own slice); no copy where they are the same memory.
@@ -123,7 +133,6 @@ class ShardGroup {
  private:
   void lay_out();
   void encode_into(const GroupSegment& segment, std::byte* zero3_shard);  // this rank's zero1 part
-  bool encodes_into_place() const;
   float* gradient_at(const GroupParameter& p) const;  // its part of the zero2 gradient shard
   // A complete gradient is the start of further sums, where both lie in the same memory: on the first replica only.
   bool sums_onto_complete() const;
@@ -154,6 +163,8 @@ class ShardGroup {
   Residence residence_ = Residence::released;
   uint64_t gathers_ = 0;                // begun so far, the same on all ranks that gather together
   std::byte* released_ = nullptr;       // see released_by(); null where they share no memory
+  GatherSlots* slots_ = nullptr;
+  int slot_ = GatherSlots::kNone;       // of slots_, that this gather lies in
   SlotPool::Slot gather_slot_;
   comm::WorkHandle gather_work_;
   std::vector<const std::byte*> gathered_;

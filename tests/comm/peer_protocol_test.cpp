@@ -1,156 +1,10 @@
-// A model of who uses shared memory between which synchronisations (docs/peer.md), checked over every interleaving.
-// Each rank is a straight program of atomic actions, named by the functions that they stand for; what lasts (a pass, a
-// sum, a copy) is opened by one action and closed by a later one. A violation is a place that one rank writes while
-// another reads or writes it, a read of another version than the last update's, or a state in which no rank can go on.
-// Every place is written by one rank only, so where the ranks stand in their programs says all about the memory: a
-// state is that and nothing else. There are two groups: the root, read through the whole pass, and a block.
-#include <gtest/gtest.h>
-
-#include <algorithm>
-#include <array>
-#include <cstdint>
-#include <set>
-#include <string>
-#include <unordered_set>
-#include <utility>
-#include <vector>
+// A model of who uses shared memory between which synchronisations (docs/peer.md), checked over every interleaving:
+// the engine's passes over two groups, the root, read through the whole pass, and a block; a sum over all; slots that
+// many groups are gathered into in turn.
+#include "tests/comm/interleavings.h"
 
 namespace dovetail::comm {
 namespace {
-
-// What ranks wait for one another by; a mutation leaves some out.
-enum Sync {
-  vote,          // Runner::refresh: gather_bytes over `main`
-  shards_ready,  // ShardGroup::start_refresh, an all_gather with buffers: its headers and messages
-  shards_sent,   // and its sends, done once they are taken
-  gather,        // PeerGroup::all_gather without a buffer: its headers
-  posted,        // PeerOperation::tell, hear: where the operands of a reduction lie
-  summed,        // in PeerAllReduce: the slice is summed
-  taken,         // the operands have been read
-  main_posted, main_taken,  // the same two words in ShardGroup::reduce_main
-  norm,          // Stepper::measure: gather_bytes over the world
-  pass_end,      // Runner::end_pass: barrier over `main`
-  released,      // counts that ShardGroup::release leaves and drop_unread_shard looks at
-  kSyncs
-};
-using Without = std::set<Sync>;
-using Ranks = std::vector<int>;
-
-constexpr int root = 0, block = 1, kGroups = 2;
-constexpr int channel_of(Sync sync, int group) { return sync * kGroups + group; }
-
-// Memory of a rank, which it alone writes, by numbers.
-constexpr int kRanks = 4, kSlot = 4, kGradient = 5, kPlaces = 7;
-constexpr int place(int rank, int number) { return rank * kPlaces + number; }
-// In the rank's runtime shard, the slice of member k of its refresh group. In fp32 its own is its main weights.
-constexpr int runtime(int rank, int group, int k) { return place(rank, group * 2 + k); }
-
-constexpr uint8_t kNothing = 255;            // of memory without contents
-struct Use { int place; uint8_t version; };  // that a reader must find, that a writer leaves
-using Uses = std::vector<Use>;
-// What follows from where a rank stands.
-struct Moment {
-  uint32_t reading = 0, writing = 0;  // places, as bits
-  std::array<uint8_t, kRanks * kPlaces> expects{}, holds{};
-  std::array<uint8_t, kSyncs * kGroups> said{};
-};
-
-class Program {
- public:
-  Program(int rank, Without without) : rank_(rank), without_(std::move(without)) { now_.holds.fill(kNothing); }
-  struct Action {
-    std::string name;
-    Ranks ranks{};  // have to say this so often first
-    int channel = 0, count = 0;
-  };
-  std::vector<Action> actions;
-  std::vector<Moment> moments;  // before each action
-
-  void say(Sync sync, int group, const char* name) {
-    if (without_.contains(sync)) return;
-    add({name});
-    ++now_.said[channel_of(sync, group)];
-  }
-  // Waits until all have said it as often as this rank.
-  void hear(Sync sync, int group, const Ranks& ranks, const char* name) {
-    const int channel = channel_of(sync, group);
-    if (!without_.contains(sync)) add({name, ranks, channel, now_.said[channel]});
-  }
-  void meet(Sync sync, int group, const Ranks& ranks, const char* name) {
-    say(sync, group, name);
-    hear(sync, group, ranks, name);
-  }
-  void open(const Uses& reads, const Uses& writes, const char* name) {
-    add({name});
-    for (const Use& use : reads) now_.reading |= 1u << use.place, now_.expects[use.place] = use.version;
-    for (const Use& use : writes) now_.writing |= 1u << use.place;
-  }
-  void close(const Uses& reads, const Uses& writes, const char* name) {
-    add({name});
-    for (const Use& use : reads) now_.reading &= ~(1u << use.place);
-    for (const Use& use : writes) {
-      EXPECT_EQ(use.place / kPlaces, rank_) << "a rank writes another's place: " << name;
-      now_.writing &= ~(1u << use.place), now_.holds[use.place] = use.version;
-    }
-  }
-  void access(const Uses& reads, const Uses& writes, const char* name) {
-    open(reads, writes, name);
-    close(reads, writes, name);
-  }
-  void add(Action action) {
-    moments.push_back(now_);
-    actions.push_back(std::move(action));
-  }
- protected:
-  const int rank_;
-  const Without without_;
-  Moment now_;
-};
-
-std::string violation_in(const std::vector<const Moment*>& ranks) {
-  for (const Moment* mine : ranks) {
-    for (const Moment* theirs : ranks)
-      if (mine != theirs && (mine->writing & (theirs->reading | theirs->writing))) return "a place is written and used";
-    for (uint32_t left = mine->reading; left != 0; left &= left - 1) {
-      const int p = __builtin_ctz(left);
-      if (ranks[p / kPlaces]->holds[p] != mine->expects[p]) return "a read of a version that is not due";
-    }
-  }
-  return "";
-}
-
-struct Outcome { std::string violation; size_t states; };  // no violation: empty
-// Depth first through all states that can be reached.
-Outcome explore(std::vector<Program> ranks) {
-  for (Program& rank : ranks) rank.add({"its end"});
-  std::unordered_set<uint64_t> seen{0};
-  std::vector<uint64_t> left{0};
-  std::vector<const Moment*> now(ranks.size());
-  while (!left.empty()) {
-    const uint64_t state = left.back();
-    left.pop_back();
-    auto at = [&](size_t r) { return static_cast<size_t>(state >> 16 * r & 0xFFFF); };
-    for (size_t r = 0; r < ranks.size(); ++r) now[r] = &ranks[r].moments[at(r)];
-    bool ended = true, stuck = true;
-    for (size_t r = 0; r < ranks.size(); ++r) {
-      if (at(r) + 1 == ranks[r].actions.size()) continue;
-      ended = false;
-      const Program::Action& next = ranks[r].actions[at(r)];
-      auto has_said = [&](int peer) { return now[peer]->said[next.channel] >= next.count; };
-      if (!std::ranges::all_of(next.ranks, has_said)) continue;
-      stuck = false;
-      const uint64_t after = state + (uint64_t{1} << 16 * r);
-      if (seen.insert(after).second) left.push_back(after);
-    }
-    std::string violation = violation_in(now);
-    if (violation.empty() && stuck && !ended) violation = "nobody can go on";
-    if (violation.empty()) continue;
-    for (size_t r = 0; r < ranks.size(); ++r)
-      violation += "; rank " + std::to_string(r) + " before " + ranks[r].actions[at(r)].name;
-    return {violation, seen.size()};
-  }
-  return {"", seen.size()};
-}
 
 struct Mode { int zero1, zero2, zero3; bool bf16; };  // zero1 is the world; fp32: main weights are runtime parameters
 
@@ -416,6 +270,49 @@ TEST(PeerProtocol, AllReduceNeedsItsThreeWords) {
   };
   for (int size : {2, 3, 4}) EXPECT_EQ(all_reduce(size, {}), "");
   for (const Sync word : {posted, summed, taken}) EXPECT_TRUE(all_reduce(3, {word}).starts_with("a "));
+}
+
+// Gathers one after another, each begun before the unit before it computes, into slots (GatherSlots). A rank reads what
+// it has gathered, or, where its backward pass has no use for the unit, releases it at once: odd gathers of the ranks
+// in `skip`. Slots follow from what all ranks have published, or only from what each sees free itself.
+Outcome run_slots(int size, int slots, unsigned skip, bool asks_all) {
+  constexpr int kGathers = 8;
+  const unsigned all = (1u << slots) - 1;
+  std::vector<Program> ranks;
+  Ranks everyone;
+  for (int r = 0; r < size; ++r) ranks.emplace_back(r, Without{}), everyone.push_back(r);
+  std::vector<unsigned> free(size, all), published(size, all);
+  std::vector<std::vector<int>> taken(size);
+  for (int n = 0; n < kGathers; ++n) {
+    unsigned known = all;
+    for (unsigned theirs : published) known &= theirs;
+    for (int r = 0; r < size; ++r) {
+      if (n > 0) ranks[r].hear(gather, 0, everyone, "ShardGroup::finish_gather of the last one");
+      const unsigned choice = asks_all ? known : free[r];
+      EXPECT_NE(choice, 0u) << "gather " << n << " finds no slot";
+      const int slot = __builtin_ctz(choice | 1u << slots);
+      taken[r].push_back(slot);
+      free[r] &= ~(1u << slot);
+      published[r] = free[r];
+      ranks[r].access({}, {{place(r, slot), static_cast<uint8_t>(n)}}, "ShardGroup::start_gather: encode_into");
+      ranks[r].say(gather, 0, "ShardGroup::start_gather");
+      if (n == 0) continue;
+      Uses whole;
+      for (int m : everyone) whole.push_back({place(m, taken[r][n - 1]), static_cast<uint8_t>(n - 1)});
+      const bool skips = n % 2 == 0 && skip >> r & 1;
+      if (!skips) ranks[r].access(whole, {}, "a unit's pass");
+      free[r] |= 1u << taken[r][n - 1];
+    }
+  }
+  return explore(ranks);
+}
+
+TEST(PeerProtocol, SlotsFollowFromWhatAllHavePublished) {
+  for (int size : {2, 3})
+    for (unsigned skip = 0; skip < 1u << size; ++skip) {
+      EXPECT_EQ(run_slots(size, 3, skip, true).violation, "") << size << " ranks, skip " << skip;
+      EXPECT_TRUE(run_slots(size, 3, skip, false).violation.starts_with("a ")) << size << " ranks, skip " << skip;
+    }
 }
 
 }  // namespace
