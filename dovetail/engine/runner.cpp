@@ -85,6 +85,7 @@ void Runner::after_forward(int64_t g, std::span<at::Tensor* const> outputs) {
   if (!all_gathered_ && !(training && plan::stays_gathered(context_.plan, g))) groups_[g]->release();
   if (training && !in_backward_ && plan::gathers_in_backward(context_.plan, g)) unread_.push_back(g);
   std::erase_if(unread_, [&](int64_t h) { return groups_[h]->drop_unread_shard(); });
+  if (training && !in_backward_ && !gathers_after(g)) trim_gather_slots();  // the height is near
   if (depth_ == 0 && !in_backward_) {
     if (!training && !all_gathered_)
       for (auto& group : groups_) group->release();
@@ -200,6 +201,13 @@ void Runner::gather_ahead(int64_t g, bool backward) {
     for (; at != order_.end() && ahead < context_.plan.options.prefetch; ++at)
       if (gathers(*at)) start_gather(*at, backward), ++ahead;
   }
+}
+
+// Whether this forward pass comes to groups after g that backward gathers again.
+bool Runner::gathers_after(int64_t g) const {
+  const auto at = std::find(order_.begin(), order_.end(), g);
+  return at != order_.end() &&
+         std::any_of(at + 1, order_.end(), [&](int64_t h) { return plan::gathers_in_backward(context_.plan, h); });
 }
 
 // Backward.

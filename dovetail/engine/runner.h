@@ -81,6 +81,7 @@ class Runner : public std::enable_shared_from_this<Runner> {
   void cast_inputs(std::span<at::Tensor* const> inputs) const;
   void start_gather(int64_t group, bool backward);
   void gather_ahead(int64_t group, bool backward);
+  bool gathers_after(int64_t group) const;
   void count_written(int64_t group, int64_t elements);
   void leaf_is_done(int64_t group, size_t parameter);
   void is_ready(int64_t group);

@@ -37,7 +37,7 @@ void Runner::trim_pools() {
     const int64_t g = queue_[i];
     if (!context_.plan.groups[g].backward_needs_parameters) continue;  // an embedding, which writes few rows
     more = true;
-    gathers |= plan::gathers_in_backward(context_.plan, g);
+    gathers |= plan::gathers_in_backward(context_.plan, g) && !runs_[g].gathered_backward;
     const plan::SlotBytes& bytes = groups_[g]->slot_bytes();
     if (groups_[g]->gradient_state() == GradientState::closed && !root_is(g))  // else it has its slot
       buffer = std::max({buffer, bytes.gather, bytes.gradient});
