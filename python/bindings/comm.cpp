@@ -18,7 +18,7 @@ std::shared_ptr<comm::Group> make_world(const c10::intrusive_ptr<::c10d::Store>&
   options.size = size;
   options.store = store;
   options.name = name;
-  options.deadline = limit;
+  options.deadline = options.connect = limit;
   if (backend == "auto" || backend == "peer")
     options.peers = comm::PeerOptions{.required = backend == "peer"};
   else if (backend != "c10d")

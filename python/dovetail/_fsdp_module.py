@@ -29,10 +29,16 @@ def _refused(name: str, why: str):
     return method
 
 
+def _want_bool(call: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{call}: wanted a bool, got {value!r}")
+
+
 class FSDPModule:
     """What fully_shard mixes into a module.
 
-    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere. The engine
+    All methods are called on all ranks alike. One that is for the root raises NotImplementedError elsewhere, but for a
+    switch that stands so already: a loop over all modules with one value works, since the root comes first. The engine
     is made anew by the next forward of the root after a call that says so; gradients stay.
     """
 
@@ -111,7 +117,9 @@ class FSDPModule:
             RuntimeError: for the first False after a backward pass that set_requires_all_reduce(False) has left
                 incomplete.
         """
-        self._at_root("set_requires_gradient_sync", recurse).set_sync(requires_gradient_sync)
+        _want_bool("set_requires_gradient_sync", requires_gradient_sync)
+        if (runtime := self._to_change("set_requires_gradient_sync", recurse, "syncs", requires_gradient_sync)):
+            runtime.set_sync(requires_gradient_sync)
 
     def set_modules_to_forward_prefetch(self, modules: list["FSDPModule"]) -> None:
         """That as many units are gathered ahead as `modules` has, at least; which, follows from what ran before.
@@ -129,6 +137,8 @@ class FSDPModule:
         self._gather_ahead("set_modules_to_backward_prefetch", modules)
 
     def _gather_ahead(self, call: str, modules: list["FSDPModule"]) -> None:
+        if not isinstance(modules, (list, tuple)):
+            raise ValueError(f"{call}: wanted a list of modules, got {type(modules).__name__}")
         for m in modules:
             if not isinstance(m, FSDPModule):
                 raise ValueError(f"{call}: wanted modules that fully_shard has sharded, got {type(m).__name__}")
@@ -139,8 +149,7 @@ class FSDPModule:
 
     def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
         """Changes what fully_shard was given, outside of passes. The engine is made anew where it has run."""
-        if not isinstance(reshard_after_forward, bool):
-            raise ValueError(f"set_reshard_after_forward: wanted a bool, got {type(reshard_after_forward).__name__}")
+        _want_bool("set_reshard_after_forward", reshard_after_forward)
         units = self._below(recurse)
         changed = any(u.reshard_after_forward != reshard_after_forward for u in units)
         for u in units:
@@ -151,17 +160,22 @@ class FSDPModule:
     def set_reshard_after_backward(self, reshard_after_backward: bool, *, recurse: bool = True) -> None:
         """False: all units stay gathered from here on, through forward and backward passes, until True: micro-batches
         without gathers, and every rank holds the whole model. On the root, outside of passes. Collective."""
-        self._at_root("set_reshard_after_backward", recurse).keep_gathered(not reshard_after_backward)
+        _want_bool("set_reshard_after_backward", reshard_after_backward)
+        keeps = not reshard_after_backward
+        if (runtime := self._to_change("set_reshard_after_backward", recurse, "stays_gathered", keeps)):
+            runtime.keep_gathered(keeps)
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Accepted: reductions are finished at the end of every backward pass."""
+        _want_bool("set_is_last_backward", is_last_backward)
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """False: backward passes leave sums over the ranks of one copy of the parameters, and gradients as they were,
         until one with True sums them over all copies. On the root, outside of passes."""
-        runtime = self._at_root("set_requires_all_reduce", recurse)
-        runtime.completes = requires_all_reduce
-        runtime.engine.set_gradient_completion(requires_all_reduce)
+        _want_bool("set_requires_all_reduce", requires_all_reduce)
+        if (runtime := self._to_change("set_requires_all_reduce", recurse, "completes", requires_all_reduce)):
+            runtime.completes = requires_all_reduce
+            runtime.engine.set_gradient_completion(requires_all_reduce)
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """Gradients of the unit's own parameters are the sum over ranks divided by ``factor`` instead of the number of
@@ -231,6 +245,14 @@ class FSDPModule:
     set_separate_reduce_scatter_group = _refused(
         "set_separate_reduce_scatter_group", "collectives of the engine use no process group of torch that they would "
         "queue in: leave the call out")
+
+    def _to_change(self, call: str, recurse: bool, attribute: str, value: bool) -> Runtime | None:
+        """The root's runtime; below the root None where it is so already, as after the same call on the root."""
+        unit = self._unit()
+        runtime_under(unit)
+        if unit.runtime.root is not unit and getattr(unit.runtime, attribute) == value:
+            return None
+        return self._at_root(call, recurse)
 
     def _at_root(self, call: str, recurse: bool) -> Runtime:
         unit = self._unit()

@@ -51,7 +51,8 @@ def fully_shard(
     A parameter becomes a DTensor of the whole shape over this rank's elements; while gathered, a plain one.
 
     Args:
-        module: a module, or several whose parameters form one unit.
+        module: a module, or several whose parameters form one unit. What is inside of another one of them is of
+            the unit as well.
         mesh: of the ranks that train together; None: all ranks of the default process group. 2-D: parameters are
             sharded over the second dimension and replicated over the first (HSDP). Parameters may be DTensors of tensor
             parallelism, on another dimension of the same mesh: what each rank has of them is sharded over `mesh`.
@@ -81,12 +82,17 @@ def fully_shard(
         NotImplementedError: for what torch has and this has not.
         RuntimeError: without a process group; where a parameter is shared with a unit that has run already.
     """
-    modules = list(module) if isinstance(module, (list, tuple)) else [module]
+    given = list(module) if isinstance(module, (list, tuple)) else [module]
+    modules = [m for m in given if not _is_inside(m, given)]
     if not modules:
         raise ValueError("fully_shard: wanted at least one module, got an empty list")
-    for m in modules:
+    for i, m in enumerate(modules):
+        if any(m is other for other in modules[:i]):
+            raise ValueError(f"fully_shard: wanted different modules, got {type(m).__name__} twice")
         if not isinstance(m, nn.Module):
             raise ValueError(f"fully_shard: wanted a module, got {type(m).__name__}")
+        if isinstance(m, torch.jit.ScriptModule):
+            raise ValueError(f"fully_shard: wanted a module before torch.jit.script, got {m.original_name} after it")
         if isinstance(m, (nn.ModuleList, nn.ModuleDict)):
             raise ValueError(f"fully_shard does not support containers that do not implement forward: {m}")
         if isinstance(m, FSDPModule):
@@ -139,6 +145,11 @@ def fully_shard(
                                                                             "__reduce_ex__": _no_pickle})
         m.__class__ = _classes[cls]
     return module
+
+
+def _is_inside(module: nn.Module, others: list[nn.Module]) -> bool:
+    return any(other is not module and isinstance(other, nn.Module) and any(module is m for m in other.modules())
+               for other in others)
 
 
 def _stored_format(modules: list[nn.Module]) -> str:

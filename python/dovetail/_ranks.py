@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import itertools
+import os
 import weakref
+from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
@@ -16,12 +19,13 @@ _meshes: dict = {}
 _pairs: dict = {}  # 2-D meshes by their two dimensions
 _counts: dict = {}  # per list of ranks: those outside of it make no such world, and do not count it
 _seen: "weakref.WeakValueDictionary[int, DeviceMesh]" = weakref.WeakValueDictionary()  # by id: several are equal
+_engines: "weakref.WeakSet" = weakref.WeakSet()  # what has an attribute `engine`
 _deadline = 300.0
 
 
 def set_deadline(seconds: float) -> None:
-    """How long a rank waits for others until a CommError names them: 300 s unless set. Counts for worlds that are made
-    from now on: one for each set of ranks, at the first forward of a root on them.
+    """How long a rank waits for others until a CommError names them, also for them to come together: 300 s unless set.
+    Counts for worlds that are made from now on: one for each set of ranks, at the first forward of a root on them.
 
     Raises:
         ValueError: unless the number is positive.
@@ -45,6 +49,11 @@ def index_in(mesh: DeviceMesh) -> int:
 def keep_track_of(mesh: DeviceMesh) -> None:
     """Of a mesh whose process groups are to be let go at the end of the process."""
     _seen[id(mesh)] = mesh
+
+
+def keep_track_of_engine(owner: Any) -> None:
+    """Of what has an attribute `engine`, which a child of fork() must not take apart."""
+    _engines.add(owner)
 
 
 def world_of(mesh: DeviceMesh, comm: str) -> "_C.Group":
@@ -126,4 +135,13 @@ def _leave() -> None:
             getattr(holder, "_pg_registry", {}).clear()
 
 
+def _in_child() -> None:
+    """In a child of fork() threads of worlds are missing, and connections are the parent's: what would wait for the one
+    or close the other at the end stays."""
+    atexit.unregister(_leave)
+    for held in [world for _, world in _worlds.values()] + [owner.engine for owner in _engines]:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(held))
+
+
 atexit.register(_leave)
+os.register_at_fork(after_in_child=_in_child)

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 import torch
 import torch.nn as nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from . import _C
 from ._gradients import Gradients
 from ._mistakes import refuse_unset, warn_of_strangers
-from ._ranks import flat_mesh, ranks_of, world_of
+from ._ranks import keep_track_of_engine, flat_mesh, ranks_of, world_of
 from ._residence import Residence
+from ._tree import Tree
 from ._unit import Unit, main_values, outermost, spec_of, unit_of
 
 STATE = "_dovetail_unit"  # on a module: its unit
@@ -109,6 +109,7 @@ class Runtime(Residence):
         self.gradients = Gradients()
         self.anew = False          # the engine is to be made anew
         self.engine: "_C.Engine | None" = None
+        keep_track_of_engine(self)
         self.optimizer: "weakref.ref | None" = None  # of the optimizer whose operations the engine has
         self._build()
 
@@ -246,21 +247,19 @@ class Runtime(Residence):
             for u in self.units:
                 u.note_writes()
             self.refuse_writes()
-        flat, spec = tree_flatten((args, kwargs))
-        at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+        given = Tree((args, kwargs))
         compute = torch.bfloat16 if unit.format == "bf16" else unit.policy.param_dtype
         dtype = compute if unit.policy.cast_forward_inputs else None
-        tensors = [flat[i].to(dtype) if dtype and flat[i].is_floating_point() else flat[i] for i in at]
+        tensors = [t.to(dtype) if dtype and t.is_floating_point() else t for t in given.tensors]
         self.running.append((unit, sys.exc_info()[1]))
-        for i, t in zip(at, self.engine.before_forward(unit.index, tensors)):
-            flat[i] = t
+        given.tensors = self.engine.before_forward(unit.index, tensors)
         if begins:
             self.in_backward = False
         if unit.behind is not None:
             self.engine.before_forward(unit.behind.index, [])
         for part in unit.parts_of_it():
             part.begin_pass()
-        return tree_unflatten(flat, spec)
+        return given.put_together()
 
     def after_forward(self, unit: Unit, output):
         begun = self._begun(unit)
@@ -271,21 +270,19 @@ class Runtime(Residence):
             return None
         if begun is not None:
             del self.running[begun:]
-        flat, spec = tree_flatten(output)
-        at = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+        result = Tree(output)
         dtype = unit.policy.output_dtype
-        tensors = [flat[i] for i in at]
+        tensors = result.tensors
         for part in reversed(unit.parts_of_it()):
             tensors = self.engine.after_forward(part.index, tensors)
-        for i, t in zip(at, tensors):
-            flat[i] = t.to(dtype) if dtype and t.is_floating_point() else t
+        result.tensors = [t.to(dtype) if dtype and t.is_floating_point() else t for t in tensors]
         if not self.in_backward:
             self._look_for_writes(unit)
             if not self.running or unit is self.root:
                 # Between passes parameters are the sharded ones, also of units that stay gathered.
                 for u in self._ended_with(unit):
                     u.show(runtime=False)
-        return tree_unflatten(flat, spec)
+        return result.put_together()
 
     def leave_broken(self) -> bool:
         """Leaves a backward pass that threw, which is collective. Gradients are what it had reduced until then.

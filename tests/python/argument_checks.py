@@ -191,3 +191,22 @@ def check_dtypes_that_cannot_be(world):
     model = nn.Sequential(nn.Linear(4, 4).bfloat16(), nn.Linear(4, 4))
     fully_shard(model[0], main_dtype=torch.float32)
     fully_shard(model)
+
+
+def check_lists_of_modules(world):
+    """What is inside of another one is of the unit anyway, as in torch's; one twice, or a script, changes nothing."""
+    def trained_as_one(shard):
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        shard([model, model[0]], mesh=world.mesh)
+        model(torch.ones(2, 4) + world.rank).square().sum().backward()
+        return [full(p.grad) for p in model.parameters()]
+
+    for ours, theirs in zip(trained_as_one(fully_shard), trained_as_one(torch_fully_shard), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    layer = nn.Linear(4, 4)
+    expect_error(ValueError, ["different modules", "Linear"], lambda: fully_shard([layer, layer]))
+    script = torch.jit.script(nn.Linear(4, 4))
+    expect_error(ValueError, ["torch.jit.script", "Linear"], lambda: fully_shard(script))
+    for module in (layer, script):
+        assert type(module.weight) is nn.Parameter

@@ -128,3 +128,31 @@ def check_reset_after_a_pass_that_raised(world):
                 for p, q in zip(*(m.parameters() for m in models)):
                     assert torch.equal(full(p), full(q)), broken
             expect_error(NotImplementedError, ["reset_iter_state", "root"], models[0].layers[0].reset_iter_state)
+
+
+def check_switches_in_a_loop_over_all_modules(world):
+    """As scripts turn them: on each unit, the root first. Below it only what stands so already is taken."""
+    def summed(shard):
+        model = sharded(shard, mesh=world.mesh)
+        for step, last in enumerate((False, True)):
+            for m in model.modules():
+                if isinstance(m, (dovetail.FSDPModule, TorchModule)):
+                    m.set_requires_gradient_sync(last)
+                    m.set_requires_all_reduce(True)
+                    m.set_reshard_after_backward(True)
+                    m.set_is_last_backward(last)
+            model(X + world.rank + step).square().sum().backward()
+        return [None if p.grad is None else full(p.grad) for p in model.parameters()]
+
+    for ours, theirs in zip(summed(fully_shard), summed(torch_fully_shard), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    model = sharded(mesh=world.mesh)
+    for name in ("set_requires_gradient_sync", "set_requires_all_reduce", "set_reshard_after_backward"):
+        expect_error(NotImplementedError, [name, "root"], lambda: getattr(model.layers[0], name)(False))
+    for name in ("set_requires_gradient_sync", "set_requires_all_reduce", "set_reshard_after_backward",
+                 "set_reshard_after_forward", "set_is_last_backward"):
+        for value in ("no", None, 1):
+            expect_error(ValueError, [name, "bool"], lambda: getattr(model, name)(value))
+    for name in ("set_modules_to_forward_prefetch", "set_modules_to_backward_prefetch"):
+        expect_error(ValueError, [name, "list"], lambda: getattr(model, name)(model.layers[0]))
+    gradients(model)

@@ -49,6 +49,28 @@ def check_optimizer_made_before(world):
     assert said(lambda: train(torch_fully_shard, False)) == []
 
 
+def check_parameters_thawed_in_no_group(world):
+    """torch's optimizers leave them; ours, which step the whole engine, say so and change nothing."""
+    for make in (optim.SGD, optim.AdamW, optim.Muon):
+        model = models.Mlp()
+        sharded(fully_shard, model)
+        frozen = model.layers[0]
+        frozen.requires_grad_(False)
+        optimizer = make([p for p in model.parameters() if p.requires_grad], lr=0.1)
+        model(X).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        frozen.requires_grad_(True)
+        before = [full(p.detach()).clone() for p in model.parameters()]
+        model(X).square().sum().backward()
+        expect_error(ValueError, [make.__name__, "layers.0", "no group", "requires_grad_(False)"], optimizer.step)
+        assert all(torch.equal(full(p.detach()), was) for p, was in zip(model.parameters(), before, strict=True))
+        frozen.requires_grad_(False)
+        optimizer.step()
+        stays = [torch.equal(full(p.detach()), was) for p, was in zip(model.parameters(), before, strict=True)]
+        assert all(stay for p, stay in zip(model.parameters(), stays) if not p.requires_grad) and not all(stays)
+
+
 def check_layers_added_after(world):
     def extended(shard, ignored=False):
         model = models.Mlp()

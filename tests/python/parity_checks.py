@@ -1,11 +1,16 @@
 """Small models trained with dovetail.fully_shard and with torch's: equal losses and weights, see comparison.BOUNDS."""
 
+import dataclasses
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from torch.distributed.fsdp import MixedPrecisionPolicy as TorchPolicy
+from torch.distributed.fsdp import fully_shard as torch_fully_shard
 
 import dovetail
 import models
+from common import full
 from comparison import Case, adamw, compare, cross_entropy, next_token, on_every_path, sgd, tokens
 
 
@@ -61,3 +66,53 @@ def check_structures_messages_and_formats(world):
     """Blocks that take and return dicts; messages over Gloo instead of shared memory; dtypes by name."""
     compare(DECODER, world.rank, sgd, clip=0.5, comm="c10d")
     compare(DECODER, world.rank, sgd, clip=0.5, bf16=True, format="bf16", mp_policy=dovetail.MixedPrecisionPolicy())
+
+
+@dataclasses.dataclass(frozen=True)
+class State:
+    x: torch.Tensor
+    depth: int
+    beside: dict
+
+
+class Deepens(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, state):
+        x = self.linear(state.x).tanh()
+        assert x.dtype == state.beside["mean"].dtype
+        return State(x, state.depth + 1, {"mean": x.mean() + state.beside["mean"]})
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(Deepens() for _ in range(3))
+
+    def forward(self, x):
+        state = State(x, 0, {"mean": x.mean()})
+        for layer in self.layers:
+            state = layer(state)
+        assert state.depth == 3
+        return {"end": state}
+
+
+def check_dataclasses(world):
+    """As inputs and outputs, frozen ones, with structures inside and inside of others."""
+    def gradients(shard, policy):
+        torch.manual_seed(2)
+        model = Deep()
+        for layer in model.layers:
+            shard(layer, mesh=world.mesh, reshard_after_forward=True, mp_policy=policy)
+        shard(model, mesh=world.mesh, mp_policy=policy)
+        end = model(torch.ones(2, 8) + world.rank)["end"]
+        (end.x.float().square().sum() + end.beside["mean"].float()).backward()
+        return [full(p.grad) for p in model.parameters()]
+
+    for kinds in ({}, {"param_dtype": torch.bfloat16, "reduce_dtype": torch.float32}):
+        ours = gradients(dovetail.fully_shard, dovetail.MixedPrecisionPolicy(**kinds))
+        theirs = gradients(torch_fully_shard, TorchPolicy(**kinds))
+        for mine, other in zip(ours, theirs, strict=True):
+            torch.testing.assert_close(mine, other)

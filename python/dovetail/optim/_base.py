@@ -114,19 +114,24 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def _bind(self) -> Runtime:
         """The runtime, with this optimizer's operations. Collective the first time."""
-        if self._runtime is None:
-            who = type(self).__name__
-            runtime = runtime_of((p for g in self.param_groups for p in g["params"]), who)
-            grouped = {id(p) for g in self.param_groups for p in g["params"]}
-            for slot, spec in zip(runtime.slots, runtime.specs):
-                if id(slot.param) not in grouped and slot.param.requires_grad:
-                    raise ValueError(f"{who}: parameter {spec.name} is in no group: wanted it frozen "
-                                     "(requires_grad_(False)) or in a group")
-            self._start_on(runtime)
+        who = type(self).__name__
         runtime = self._runtime
+        if runtime is None:
+            runtime = runtime_of((p for g in self.param_groups for p in g["params"]), who)
+        for param, name in self._in_no_group(runtime):
+            if param.requires_grad:
+                raise ValueError(f"{who}: parameter {name} is in no group: wanted it frozen "
+                                 "(requires_grad_(False)) or in a group")
+        if self._runtime is None:
+            self._start_on(runtime)
         if runtime.optimizer is None or runtime.optimizer() is not self:
             raise RuntimeError(f"{type(self).__name__}: the engine runs another optimizer since")
         return runtime
+
+    def _in_no_group(self, runtime: Runtime) -> list[tuple[torch.Tensor, str]]:
+        grouped = {id(p) for g in self.param_groups for p in g["params"]}
+        return [(slot.param, spec.name) for slot, spec in zip(runtime.slots, runtime.specs)
+                if id(slot.param) not in grouped]
 
     def _start_on(self, runtime: Runtime) -> None:
         wanted = self._hyperparameters()
@@ -232,6 +237,8 @@ class EngineOptimizer(torch.optim.Optimizer):
             refuse_units_of_parts(type(self).__name__, runtime, self._units)
             runtime.engine.change_operations(self._operations(runtime))
             self._applied = wanted
+        for param, _ in self._in_no_group(runtime):
+            param.grad = None  # frozen since its backward pass
         runtime.gradients_as_users_left_them()
         if runtime.parallel_ranks is not None:
             skip_together(runtime)
