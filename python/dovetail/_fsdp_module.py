@@ -31,7 +31,7 @@ def _refused(name: str, why: str):
 
 def _want_bool(call: str, value: bool) -> None:
     if not isinstance(value, bool):
-        raise ValueError(f"{call}: wanted a bool, got {value!r}")
+        raise ValueError(f"{call}: wanted a bool, got {type(value).__name__} {value!r}")
 
 
 class FSDPModule:
