@@ -289,8 +289,7 @@ bool ShardGroup::drop_unread_shard() {
 
 void ShardGroup::drop_shard() {
   encoded_ = false;
-  for (const GroupSegment& s : segments_)
-    runtime_.zero(runtime_.data() + s.runtime_offset[0], s.format.bytes_of(s.layout->shard3));
+  for (const Interval& own : own_bytes()) runtime_.zero(runtime_.data() + own.begin, own.size());
 }
 
 std::vector<Interval> ShardGroup::own_bytes() const {

@@ -248,9 +248,8 @@ class FSDPModule:
 
     def _to_change(self, call: str, recurse: bool, attribute: str, value: bool) -> Runtime | None:
         """The root's runtime; below the root None where it is so already, as after the same call on the root."""
-        unit = self._unit()
-        runtime_under(unit)
-        if unit.runtime.root is not unit and getattr(unit.runtime, attribute) == value:
+        runtime = runtime_under(self._unit())
+        if runtime.root is not self._unit() and getattr(runtime, attribute) == value:
             return None
         return self._at_root(call, recurse)
 

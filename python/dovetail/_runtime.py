@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from . import _C
 from ._gradients import Gradients
 from ._mistakes import refuse_unset, warn_of_strangers
-from ._ranks import keep_track_of_engine, flat_mesh, ranks_of, world_of
+from ._ranks import flat_mesh, keep_track_of_engine, ranks_of, world_of
 from ._residence import Residence
 from ._tree import Tree
 from ._unit import Unit, main_values, outermost, spec_of, unit_of

@@ -32,7 +32,7 @@ class Tree:
                     self.tensors += inner.tensors
 
     def put_together(self) -> Any:
-        """The same structure with `tensors`; dataclasses that have any are copies."""
+        """The same structure with `tensors`; of dataclasses those are copies in which any is another one."""
         return self._with(iter(self.tensors))
 
     def _with(self, tensors: Iterator[torch.Tensor]) -> Any:
@@ -41,7 +41,11 @@ class Tree:
             if isinstance(x, torch.Tensor):
                 flat[i] = next(tensors)
             elif i in self._inner:
+                inner = self._inner[i]
+                now = [next(tensors) for _ in inner.tensors]
+                if all(a is b for a, b in zip(now, inner.tensors)):
+                    continue  # what a module changes in it is seen outside
                 flat[i] = copy.copy(x)
-                for name, value in self._inner[i]._with(tensors).items():
+                for name, value in inner._with(iter(now)).items():
                     object.__setattr__(flat[i], name, value)  # of frozen ones too
         return tree_unflatten(flat, self._spec)

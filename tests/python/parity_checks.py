@@ -116,3 +116,25 @@ def check_dataclasses(world):
         theirs = gradients(torch_fully_shard, TorchPolicy(**kinds))
         for mine, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, other)
+
+
+class Counts(nn.Module):
+    """Changes what it is given, as a cache of a decoder is changed."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x, *, cache):
+        cache.beside["calls"] += 1
+        cache.x.add_(1)
+        return self.linear(x)
+
+
+def check_dataclasses_that_a_module_changes(world):
+    """The module has the object of its caller, unless tensors in it become others."""
+    layer = dovetail.fully_shard(Counts(), mesh=world.mesh)
+    cache = State(torch.zeros(2), 0, {"calls": 0})
+    for calls in (1, 2):
+        layer(torch.ones(2, 8), cache=cache).sum().backward()
+        assert cache.beside["calls"] == calls and torch.equal(cache.x, torch.full((2,), float(calls)))

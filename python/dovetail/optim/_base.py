@@ -114,24 +114,25 @@ class EngineOptimizer(torch.optim.Optimizer):
 
     def _bind(self) -> Runtime:
         """The runtime, with this optimizer's operations. Collective the first time."""
-        who = type(self).__name__
-        runtime = self._runtime
-        if runtime is None:
-            runtime = runtime_of((p for g in self.param_groups for p in g["params"]), who)
-        for param, name in self._in_no_group(runtime):
-            if param.requires_grad:
-                raise ValueError(f"{who}: parameter {name} is in no group: wanted it frozen "
-                                 "(requires_grad_(False)) or in a group")
         if self._runtime is None:
+            runtime = runtime_of((p for g in self.param_groups for p in g["params"]), type(self).__name__)
+            self._in_no_group(runtime)
             self._start_on(runtime)
+        runtime = self._runtime
         if runtime.optimizer is None or runtime.optimizer() is not self:
             raise RuntimeError(f"{type(self).__name__}: the engine runs another optimizer since")
         return runtime
 
-    def _in_no_group(self, runtime: Runtime) -> list[tuple[torch.Tensor, str]]:
+    def _in_no_group(self, runtime: Runtime) -> list[torch.Tensor]:
+        """Parameters that this optimizer does not have; raises ValueError for one that is not frozen."""
         grouped = {id(p) for g in self.param_groups for p in g["params"]}
-        return [(slot.param, spec.name) for slot, spec in zip(runtime.slots, runtime.specs)
-                if id(slot.param) not in grouped]
+        others = [(slot.param, spec.name) for slot, spec in zip(runtime.slots, runtime.specs)
+                  if id(slot.param) not in grouped]
+        for param, name in others:
+            if param.requires_grad:
+                raise ValueError(f"{type(self).__name__}: parameter {name} is in no group: wanted it frozen "
+                                 "(requires_grad_(False)) or in a group")
+        return [param for param, _ in others]
 
     def _start_on(self, runtime: Runtime) -> None:
         wanted = self._hyperparameters()
@@ -222,6 +223,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             with torch.enable_grad():
                 loss = closure()
         runtime = self._bind()
+        others = self._in_no_group(runtime)
         runtime.leave_broken()
         for unit in runtime.units:
             unit.note_writes()
@@ -237,7 +239,7 @@ class EngineOptimizer(torch.optim.Optimizer):
             refuse_units_of_parts(type(self).__name__, runtime, self._units)
             runtime.engine.change_operations(self._operations(runtime))
             self._applied = wanted
-        for param, _ in self._in_no_group(runtime):
+        for param in others:
             param.grad = None  # frozen since its backward pass
         runtime.gradients_as_users_left_them()
         if runtime.parallel_ranks is not None:
